@@ -46,6 +46,19 @@ pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, len: usize) {
     }
 }
 
+/// Minimum length in bytes for [`stream`]: another core gets shorter copies sooner from the writer's cache.
+pub(crate) const STREAM_BYTES_MIN: usize = 32 << 10;
+
+/// Copies `len` bytes past the caches, to a target that another core reads next: it gets them from memory, which is
+/// quicker than line by line from the cache of the core that wrote them.
+///
+/// # Safety
+/// The conditions of [`copy`] hold, and the ranges do not overlap.
+pub(crate) unsafe fn stream(target: *mut u8, source: *const u8, len: usize) {
+    // SAFETY: per the caller.
+    unsafe { machine::stream(target, source, len) }
+}
+
 /// Sets `len` bytes to `byte`.
 ///
 /// # Safety
@@ -120,6 +133,17 @@ mod tests {
             for shift in 0..17 {
                 check(x86_64::copy_upwards_sse, 9000, shift, 4500, len);
                 check(x86_64::copy_upwards_sse, 9000, 3 + shift, 3, len);
+            }
+        }
+    }
+
+    #[test]
+    fn copies_past_the_caches_give_the_same_bytes() {
+        for stream in [stream, portable::stream] {
+            for len in [0, 1, 31, 32, 127, 128, 129, 300, 4097] {
+                for shift in 0..33 {
+                    check(stream, 9000, shift, 4500 + 2 * shift, len);
+                }
             }
         }
     }

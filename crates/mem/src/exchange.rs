@@ -130,7 +130,7 @@ pub fn create() -> io::Result<(Server, [OwnedFd; 2])> {
         Segment::create_sealed("halite-requests", REQUESTS_BYTES, SealFlags::empty())?;
     let (replies, replies_fd) =
         Segment::create_sealed("halite-replies", REPLIES_BYTES, SealFlags::FUTURE_WRITE)?;
-    let (requests, replies) = (Arc::new(requests), Arc::new(replies));
+    let (requests, replies) = (Arc::new(requests.streaming()), Arc::new(replies));
     let (requests, data, replies) = windows(&requests, &replies);
     let server = Server { requests, replies, data, taken: 0, uses: [0; SLOTS], busy: 0, naps: 0 };
     Ok((server, [requests_fd, replies_fd]))
@@ -232,7 +232,7 @@ impl Client {
     /// of the expected kind and length, or if it cannot be mapped.
     #[cfg(not(loom))]
     pub fn open([requests, replies]: [OwnedFd; 2]) -> Result<Client, OpenError> {
-        let requests = Segment::open(requests, REQUESTS_BYTES)?;
+        let requests = Segment::open_streaming(requests, REQUESTS_BYTES)?;
         let replies = Segment::open_read_only(replies, REPLIES_BYTES)?;
         let (requests, data, replies) = windows(&requests, &replies);
         let freed = std::array::from_fn(|_| AtomicBool::new(false));

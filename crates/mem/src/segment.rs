@@ -32,6 +32,8 @@ pub struct Segment {
     base: NonNull<u8>,
     len: usize,
     process: Process,
+    /// True if another core reads what this process stores: long stores then bypass the caches.
+    streams: bool,
 }
 
 // SAFETY: `base` is the only field that is not Send. It names a mapping of the whole process, which any thread may use
@@ -122,15 +124,33 @@ impl Segment {
     ///
     /// The descriptor is untrusted. The peer can still write to the memory at any time.
     pub fn open(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
-        Segment::open_for(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)
+        Ok(Arc::new(Segment::open_for(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?))
     }
 
     /// Opens a peer's segment for reading: a store to it kills this process.
     pub(crate) fn open_read_only(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
-        Segment::open_for(fd.as_fd(), len, ProtFlags::READ)
+        Ok(Arc::new(Segment::open_for(fd.as_fd(), len, ProtFlags::READ)?))
     }
 
-    fn open_for(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Arc<Segment>, OpenError> {
+    /// Opens a peer's segment whose bytes two cores pass to each other ([`Segment::streaming`]).
+    pub(crate) fn open_streaming(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
+        let segment = Segment::open_for(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
+        Ok(Arc::new(segment.streaming()))
+    }
+
+    /// Makes long copies into this segment bypass the caches of the core that makes them, because another core reads
+    /// the bytes next.
+    pub(crate) fn streaming(mut self) -> Segment {
+        self.streams = true;
+        self
+    }
+
+    /// Returns true if long copies into this segment bypass the caches.
+    pub(crate) fn streams(&self) -> bool {
+        self.streams
+    }
+
+    fn open_for(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Segment, OpenError> {
         // Only memfds report more than F_SEAL_SEAL.
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| OpenError::NotMemfd)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -144,7 +164,7 @@ impl Segment {
         if actual < len || len == 0 {
             return Err(OpenError::TooShort { actual, wanted: len });
         }
-        Ok(Arc::new(Segment::map(fd, len, access)?))
+        Ok(Segment::map(fd, len, access)?)
     }
 
     /// Returns the descriptor to pass to peers; `None` for a peer's segment, which needs no descriptor once it is
@@ -286,7 +306,7 @@ impl Segment {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let base = unsafe { rustix::mm::mmap(null_mut(), len, access, flags, fd, 0) }?;
         let base = NonNull::new(base.cast()).expect("mmap never chooses address zero");
-        let segment = Segment { fd: None, base, len, process: Process::current() };
+        let segment = Segment { fd: None, base, len, process: Process::current(), streams: false };
         // A forked child must not write to an arena that its parent has released.
         segment.advise(Advice::LinuxDontFork)?;
         // Otherwise core files would contain gigabytes of other users' data.

@@ -114,6 +114,11 @@ impl Window {
     #[inline]
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), OutOfBounds> {
         let target = self.range(offset, source.len() as u64)?;
+        if source.len() >= copy::STREAM_BYTES_MIN && self.segment.streams() {
+            // SAFETY: range() checked the target; the source is a slice of the same length, and is not shared memory.
+            unsafe { copy::stream(target.as_ptr(), source.as_ptr(), source.len()) };
+            return Ok(());
+        }
         // SAFETY: range() checked the target; the source is a slice of the same length.
         unsafe { copy::copy(target.as_ptr(), source.as_ptr(), source.len()) };
         Ok(())
@@ -139,7 +144,13 @@ impl Window {
         len: u64,
     ) -> Result<(), OutOfBounds> {
         let target = self.range(offset, len)?;
+        let is_apart = !Arc::ptr_eq(&self.segment, &source.segment);
         let source = source.range(source_offset, len)?;
+        if len >= copy::STREAM_BYTES_MIN as u64 && self.segment.streams() && is_apart {
+            // SAFETY: range() checked both sides, which are two mappings.
+            unsafe { copy::stream(target.as_ptr(), source.as_ptr(), len as usize) };
+            return Ok(());
+        }
         // SAFETY: range() checked both sides.
         unsafe { copy::copy(target.as_ptr(), source.as_ptr(), len as usize) };
         Ok(())

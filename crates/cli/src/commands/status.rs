@@ -181,7 +181,10 @@ fn session_table(rows: &[Row]) -> Table {
             row.node.to_string(),
             session.operations.to_string(),
             ByteCount(session.bytes).to_string(),
-            if session.shares_memory { "shared memory" } else { "socket" }.to_owned(),
+            match &session.socket_reason {
+                None => "shared memory".to_owned(),
+                Some(reason) => format!("socket instead of shared memory: {reason}"),
+            },
         ]);
     }
     table

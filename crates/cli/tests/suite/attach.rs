@@ -308,7 +308,7 @@ fn garbage_in_shared_memory_ends_only_its_own_session() {
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
-    let hello = message(0, &[b"halite\0s".as_slice(), &5_u16.to_le_bytes()].concat());
+    let hello = message(0, &[b"halite\0s".as_slice(), &6_u16.to_le_bytes()].concat());
     let wake = message(u64::MAX, &[]);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let mut random = Rng::with_seed(41);

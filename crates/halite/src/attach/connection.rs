@@ -139,11 +139,6 @@ impl Connection {
         !self.operations.is_empty()
     }
 
-    /// Returns true if requests come through memory shared with the client.
-    pub(super) fn shares_memory(&self) -> bool {
-        self.ring.is_some()
-    }
-
     /// Returns the numbers of operations started and of requests refused since the last call.
     pub(super) fn take_counts(&mut self) -> [u64; 2] {
         std::mem::take(&mut self.counts)
@@ -232,23 +227,31 @@ impl Connection {
         Ok(version == VERSION)
     }
 
-    /// Answers the hello of a client.
-    pub(super) fn greet(&mut self, answer: Result<(Welcome, Desk), Refusal>) {
-        let answer = answer.map(|(welcome, desk)| {
+    /// Answers the hello of a client. Returns the answer if the client has a session.
+    pub(super) fn greet(&mut self, answer: Result<(Welcome, Desk), Refusal>) -> Option<Welcome> {
+        let answer = answer.map(|(mut welcome, desk)| {
             // Without memory, descriptors or room in the quota, the client uses the socket only.
-            if desk.account.admit(Quota::Memory, RING_BYTES).is_ok() {
-                (self.ring, self.fds) = Ring::create().unzip();
-            }
-            if self.ring.is_some() {
-                desk.account.change(Quota::Memory, 0, RING_BYTES);
+            let made = match desk.account.admit(Quota::Memory, RING_BYTES) {
+                Ok(()) => Ring::create().map_err(|error| format!("the node cannot create it: {error}")),
+                Err(QuotaExceeded { asked, max, .. }) => Err(format!(
+                    "it takes {asked} bytes, and the principal's quota `memory` of {max} bytes has too little room"
+                )),
+            };
+            match made {
+                Ok((ring, fds)) => {
+                    desk.account.change(Quota::Memory, 0, RING_BYTES);
+                    (self.ring, self.fds) = (Some(ring), Some(fds));
+                }
+                Err(reason) => welcome.socket_reason = Some(reason),
             }
             self.account = Some(desk.account.clone());
             self.desk = Some(Rc::new(desk));
             welcome
         });
         self.is_refused = answer.is_err();
-        let answer = postcard::to_stdvec(&answer).expect("numbers and texts can be encoded");
-        self.queue(wire::hello_message(&answer));
+        let encoded = postcard::to_stdvec(&answer).expect("numbers and texts can be encoded");
+        self.queue(wire::hello_message(&encoded));
+        answer.ok()
     }
 
     /// Starts the operations whose requests are complete, as far as the bounds allow.

@@ -195,20 +195,11 @@ impl Server {
             }
             if connection.has_hello()? {
                 let answer = server.admit(connection.peer());
-                let principal = answer.as_ref().ok().map(|(welcome, _)| welcome.principal.clone());
                 let pid = connection.peer().pid;
-                let shares_memory = connection.shares_memory();
-                server.sessions.set(
-                    client,
-                    principal.map(|principal| AttachedSession {
-                        principal,
-                        pid,
-                        operations: 0,
-                        bytes: 0,
-                        shares_memory,
-                    }),
-                );
-                connection.greet(answer);
+                let session = connection.greet(answer).map(|Welcome { principal, socket_reason, .. }| {
+                    AttachedSession { principal, pid, operations: 0, bytes: 0, socket_reason }
+                });
+                server.sessions.set(client, session);
             }
             connection.advance()
         });
@@ -226,7 +217,7 @@ impl Server {
                 self.rings.activate(client);
             }
             let (operations, bytes) = connection.figures();
-            self.sessions.update(client, operations, bytes, connection.shares_memory());
+            self.sessions.update(client, operations, bytes);
             if connection.has_stalled() {
                 self.stalled.insert(client);
             }
@@ -249,7 +240,7 @@ impl Server {
             of_user_only: true,
         })?;
         Ok((
-            Welcome { node: self.node, principal, highest },
+            Welcome { node: self.node, principal, highest, socket_reason: None },
             Desk::new(session, is_owner, account, self.buffers.clone()),
         ))
     }

@@ -19,8 +19,9 @@ pub struct AttachedSession {
     pub operations: u64,
     /// Memory of the node that the session's requests and unsent replies use, in bytes.
     pub bytes: u64,
-    /// True if requests pass through memory that the client shares with the node; otherwise a Unix socket carries them.
-    pub shares_memory: bool,
+    /// Why a Unix socket carries the requests, as text; `None` if they pass through memory that the client shares with
+    /// the node.
+    pub socket_reason: Option<String>,
 }
 
 /// Resource use of a principal on a node, with the quotas that limit it.
@@ -109,9 +110,9 @@ impl AttachedSessions {
     }
 
     /// Updates the figures of a session.
-    pub(crate) fn update(&self, connection: u64, operations: u64, bytes: u64, shares_memory: bool) {
+    pub(crate) fn update(&self, connection: u64, operations: u64, bytes: u64) {
         if let Some(session) = self.sessions().get_mut(&connection) {
-            (session.operations, session.bytes, session.shares_memory) = (operations, bytes, shares_memory);
+            (session.operations, session.bytes) = (operations, bytes);
         }
     }
 

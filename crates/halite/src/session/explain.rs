@@ -20,7 +20,7 @@ use crate::cluster::ways;
 use crate::error::text::{self, Text};
 use crate::error::{Gone, RegionCause, RegionError};
 use crate::session::attached::wire::Request;
-use crate::session::regions::{Object, asking};
+use crate::session::regions::Object;
 use crate::session::{Commanded, Embedded, Lh, Session, embedded};
 
 /// Maximum wait until the fabric knows a peer's path.
@@ -125,6 +125,8 @@ pub struct RegionExplained {
     pub permissions: Permissions,
     /// True if the region is sealed, and therefore immutable.
     pub sealed: bool,
+    /// How requests of this session reach the node that executes them, as text; `None` if the session is not attached.
+    pub requests_by: Option<String>,
     /// The region's bytes, grouped by owner and path.
     pub pieces: Vec<PieceExplained>,
 }
@@ -225,6 +227,8 @@ pub struct PeerExplained {
     /// Nodes with memory that report the other node as cut off ([`Session::reach`]): operations of the other node can
     /// no longer reach their memory.
     pub cut_off_at: Vec<u32>,
+    /// How requests of this session reach the node that executes them, as text; `None` if the session is not attached.
+    pub requests_by: Option<String>,
     /// Priority of this session's operations.
     pub priority: Priority,
     /// Policy of this node for operations of different priority.
@@ -298,7 +302,11 @@ impl Session {
     /// Explains where the bytes of a region are, how accesses reach them, and why. Works even while the region's home
     /// is down.
     pub async fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
-        let session = asking!(self, "explain", Object::Slot(lh), Request::Explain(lh));
+        let session = embedded!(self, client => {
+            let failed = |gone: Gone| Object::Slot(lh).failed("explain", gone.into());
+            let explained: RegionExplained = client.ask(&Request::Explain(lh), failed).await?;
+            Ok(RegionExplained { requests_by: Some(client.way()), ..explained })
+        });
         session.own("explain", lh)?;
         let driver = &session.inner.driver;
         if driver.is_closed() {
@@ -329,14 +337,19 @@ impl Session {
             epoch: info.map(|info| info.epoch),
             permissions: known.permissions,
             sealed: known.sealed,
+            requests_by: None,
             pieces,
         })
     }
 
     /// Explains the connection between this session's node and another.
     pub async fn explain_peer(&self, node: NodeId) -> Result<PeerExplained, RegionError> {
-        let session = asking!(self, "explain", Object::Node(node), Request::ExplainPeer(node));
         let failed = |cause| failed(node, cause);
+        let session = embedded!(self, client => {
+            let lost = |gone: Gone| failed(gone.into());
+            let explained: PeerExplained = client.ask(&Request::ExplainPeer(node), lost).await?;
+            Ok(PeerExplained { requests_by: Some(client.way()), ..explained })
+        });
         // The directory knows nodes to which this one was never connected.
         let asked = Commanded::new(&session.inner, Command::Status).await;
         let statuses = match asked.map_err(|error| failed(error.into()))? {
@@ -387,6 +400,7 @@ impl Session {
             bytes_quarantined_here: known.bytes_quarantined,
             bytes_quarantined_there: answer_of(node, &statuses).map(|status| status.bytes_quarantined),
             cut_off_at,
+            requests_by: None,
             priority: session.priority,
             policy: driver.shared.shaping.qos().policy,
             limits_bytes_per_s: driver.shared.shaping.limits(session.priority),
@@ -585,6 +599,10 @@ fn as_letters<S: serde::Serializer>(permissions: &Permissions, serializer: S) ->
     }
 }
 
+fn requests_by(f: &mut fmt::Formatter<'_>, way: Option<&str>) -> fmt::Result {
+    way.map_or(Ok(()), |way| writeln!(f, "requests of this session: by {way}"))
+}
+
 impl fmt::Display for RegionExplained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Names come from other users and must not reach the terminal as commands.
@@ -595,6 +613,7 @@ impl fmt::Display for RegionExplained {
         writeln!(f, "home: node {}; epoch: {epoch}", self.home)?;
         let sealed = if self.sealed { "; sealed" } else { "" };
         writeln!(f, "permissions of this handle: {}{sealed}", self.permissions)?;
+        requests_by(f, self.requests_by.as_deref())?;
         self.pieces.iter().try_for_each(|piece| write!(f, "{piece}"))
     }
 }
@@ -756,6 +775,7 @@ impl fmt::Display for PeerExplained {
             "in progress: {} calls to node {}, {} answers kept for it",
             self.calls_under_way, self.node, self.answers_kept
         )?;
+        requests_by(f, self.requests_by.as_deref())?;
         write!(f, "priority: {}, policy {}", self.priority, self.policy)?;
         let [out, incoming] =
             self.limits_bytes_per_s.map(|limit| limit.map(|limit| format!("{limit} bytes/s")));

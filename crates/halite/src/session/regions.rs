@@ -31,7 +31,6 @@ macro_rules! asking {
         })
     };
 }
-pub(super) use asking;
 
 /// Operations on regions, the directory and the cluster.
 impl Session {

@@ -58,17 +58,21 @@ fn poll<F: Future<Output: Debug>>(futures: &mut [Pin<Box<F>>]) {
     }
 }
 
-#[test]
-fn the_sessions_of_a_user_share_quotas() {
+/// Returns a node that accepts sessions of other users; `None` if this process cannot act as another user.
+fn open(dir: &Dir, quotas: Amounts) -> Option<Node> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can act as two users");
-        return;
+        return None;
     }
-    let dir = Dir::new();
     let above = dir.path().parent().expect("a cluster lies in a folder");
     std::fs::set_permissions(above, std::fs::Permissions::from_mode(0o711)).unwrap();
-    let attach = Some(AttachMode::Everyone);
-    let node = Node::embedded(Config { attach, quotas: quotas(), ..dir.config(0) }).unwrap();
+    Some(Node::embedded(Config { attach: Some(AttachMode::Everyone), quotas, ..dir.config(0) }).unwrap())
+}
+
+#[test]
+fn the_sessions_of_a_user_share_quotas() {
+    let dir = Dir::new();
+    let Some(node) = open(&dir, quotas()) else { return };
     let used = |quota: Quota| {
         let principals = node.blocking_session().principals().unwrap();
         principals.iter().find(|of| of.principal == "nobody").map_or(0, |of| of.used.of(quota))
@@ -128,6 +132,18 @@ fn the_sessions_of_a_user_share_quotas() {
     // The user of the node has no quotas, and the other user is as before once its clients have ended.
     let sessions: Vec<Session> = (0..4).map(|_| Session::attach(dir.path()).unwrap()).collect();
     assert_eq!(sessions[3].map("word", Permissions::READ).map(|_| own.len(word).unwrap()), Ok(8));
+    // Shared memory takes more than the quota of the other user.
+    let reason = "2097152 bytes, and the principal's quota `memory` of 1048576 bytes has too little room";
+    for (session, way) in [(&sessions[3], "memory shared with node 0"), (&other, reason)] {
+        let explained = session.explain_peer(HERE).unwrap();
+        assert!(explained.requests_by.as_ref().is_some_and(|by| by.contains(way)), "{explained}");
+        let of_region = session.explain(session.map("word", Permissions::READ).unwrap()).unwrap();
+        assert_eq!(of_region.requests_by, explained.requests_by);
+    }
+    for of in own.sessions().unwrap() {
+        let is_refused = of.socket_reason.as_ref().is_some_and(|told| told.contains(reason));
+        assert_eq!(is_refused, of.principal == "nobody", "{of:?}");
+    }
     drop((waits, long, short, server));
     drop((session, other));
     until(|| {
@@ -136,4 +152,29 @@ fn the_sessions_of_a_user_share_quotas() {
     });
     until(|| (used(Quota::Regions) == 1).then_some(()));
     attach_as_other(dir.path()).unwrap();
+}
+
+#[test]
+fn quotas_hold_for_requests_through_shared_memory() {
+    let dir = Dir::new();
+    let ring = 2 << 20;
+    let quotas = Amounts::UNLIMITED.with(Quota::Memory, ring + (256 << 10)).with(Quota::Operations, 20);
+    let Some(node) = open(&dir, quotas) else { return };
+    let own = node.blocking_session();
+    let _slow = own.serve(SLOW, ServeOptions::default()).unwrap();
+    let session = attach_as_other(dir.path()).unwrap();
+    let by = session.explain_peer(HERE).unwrap().requests_by;
+    assert_eq!(by.as_deref(), Some("memory shared with node 0"));
+    assert_eq!(own.sessions().unwrap()[0].socket_reason, None);
+
+    let input = vec![7; 60 << 10];
+    let call = |input: &[u8]| session.post_call(HERE, SLOW, input, 8, LONG).unwrap();
+    let refused = |input: &[u8]| session.call(HERE, SLOW, input, Duration::from_secs(10)).unwrap_err().cause;
+    let long: Vec<_> = (0..4).map(|_| call(&input)).collect();
+    let fifth = refused(&input);
+    assert!(matches!(fifth, CallCause::Quota(QuotaExceeded { quota: Quota::Memory, .. })), "{fifth:?}");
+    let short: Vec<_> = (0..16).map(|_| call(b"")).collect();
+    let max = QuotaExceeded { quota: Quota::Operations, asked: 1, max: 20 };
+    assert_eq!(refused(b""), CallCause::Quota(max));
+    drop((long, short));
 }

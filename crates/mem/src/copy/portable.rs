@@ -46,6 +46,15 @@ pub(super) unsafe fn copy_1(target: *mut u8, source: *const u8) {
     unsafe { write_volatile(target, byte) };
 }
 
+/// Copies `len` bytes; this version has no stores that bypass the caches.
+///
+/// # Safety
+/// The conditions of [`super::stream`] hold.
+pub(super) unsafe fn stream(target: *mut u8, source: *const u8, len: usize) {
+    // SAFETY: per the caller.
+    unsafe { copy_upwards(target, source, len) }
+}
+
 /// Copies `len` bytes, from the first byte to the last.
 ///
 /// # Safety

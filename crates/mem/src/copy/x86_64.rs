@@ -108,6 +108,53 @@ pub(super) unsafe fn copy_upwards_microcode(target: *mut u8, source: *const u8, 
     }
 }
 
+/// Copies `len` bytes by stores that bypass the caches. On a Zen 4 server, a client and its node pass 1 MiB through 8
+/// slots of 64 KiB in 70 us with these stores; with others in 70 to 113 us, and in 460 us if their cores are far apart.
+/// For 16 KiB on near cores there is no gain.
+///
+/// # Safety
+/// The conditions of [`super::stream`] hold.
+pub(super) unsafe fn stream(target: *mut u8, source: *const u8, len: usize) {
+    let head = target.addr().wrapping_neg() % 32;
+    if len < head + 128 || !is_x86_feature_detected!("avx") {
+        // SAFETY: per the caller.
+        return unsafe { copy_upwards(target, source, len) };
+    }
+    // SAFETY: per the caller, and head < len.
+    unsafe { copy_aligning(target, source, head) };
+    let (target, source) = (target.wrapping_add(head), source.wrapping_add(head));
+    let body = (len - head) & !127;
+    // SAFETY: per the caller; the loop covers exactly `body` bytes, a positive multiple of 128, and the target is
+    // aligned to 32 bytes. The fence orders the stores before those by which the caller publishes the bytes.
+    unsafe {
+        asm!(
+            ".p2align 5",
+            "2:",
+            "vmovdqu ymm0, [{source}]",
+            "vmovdqu ymm1, [{source} + 32]",
+            "vmovdqu ymm2, [{source} + 64]",
+            "vmovdqu ymm3, [{source} + 96]",
+            "vmovntdq [{target}], ymm0",
+            "vmovntdq [{target} + 32], ymm1",
+            "vmovntdq [{target} + 64], ymm2",
+            "vmovntdq [{target} + 96], ymm3",
+            "add {source}, 128",
+            "add {target}, 128",
+            "sub {left}, 128",
+            "jnz 2b",
+            "sfence",
+            "vzeroupper",
+            source = inout(reg) source => _,
+            target = inout(reg) target => _,
+            left = inout(reg) body => _,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            options(nostack)
+        );
+    }
+    // SAFETY: per the caller: the rest of the same ranges.
+    unsafe { copy_upwards_sse(target.wrapping_add(body), source.wrapping_add(body), len - head - body) };
+}
+
 /// # Safety
 /// The conditions of [`copy_upwards`] hold, and the machine has AVX.
 unsafe fn copy_upwards_avx(mut target: *mut u8, mut source: *const u8, mut len: usize) {

@@ -4,6 +4,7 @@
 //! invalid line ends the connection. A line waits while the client has no room for replies, and until the node has
 //! started the requests of the socket messages before the line.
 
+use std::io;
 use std::os::fd::OwnedFd;
 
 use halite_mem::exchange::{self, Line, SLOT_BYTES, SLOTS};
@@ -29,12 +30,11 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Creates the memory, and returns it with the client's descriptors. Returns `None` if the system cannot provide
-    /// it.
-    pub(super) fn create() -> Option<(Ring, [OwnedFd; 2])> {
-        let (mut memory, fds) = exchange::create().ok()?;
+    /// Creates the memory, and returns it with the client's descriptors. Fails if the system cannot provide it.
+    pub(super) fn create() -> io::Result<(Ring, [OwnedFd; 2])> {
+        let (mut memory, fds) = exchange::create()?;
         memory.sleep();
-        Some((Ring { memory, is_awake: false, reads: 0 }, fds))
+        Ok((Ring { memory, is_awake: false, reads: 0 }, fds))
     }
 }
 

@@ -94,9 +94,12 @@ fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<Connected, At
         return Err(AttachError::OtherVersion { dir, theirs, ours: VERSION });
     }
     match wire::decode::<Result<Welcome, Refusal>>(rest) {
-        Some((Ok(welcome), _)) => {
+        Some((Ok(mut welcome), _)) => {
             // Without the memory, all requests go over the socket.
-            let memory = fds.and_then(|fds| exchange::Client::open(fds).ok());
+            let memory = fds.map(exchange::Client::open).transpose().unwrap_or_else(|error| {
+                welcome.socket_reason = Some(format!("this process cannot map it: {error}"));
+                None
+            });
             Ok((socket, welcome, memory))
         }
         Some((Err(Refusal::TooManySessions { max, of_user_only }), _)) => {

@@ -67,17 +67,22 @@ impl Client {
     /// Attaches to a living node of this host in the cluster directory: to `node`, or to any.
     pub(crate) fn attach(dir: &Path, node: Option<NodeId>) -> Result<Client, AttachError> {
         let (socket, welcome, memory) = connect::connect(dir, node)?;
-        let way = if memory.is_some() { "shared memory" } else { "the socket only" };
-        tracing::info!(
-            "attached to node {} in {} as {}, by {way}",
-            welcome.node,
-            dir.display(),
-            welcome.principal
-        );
         let line = Line::new(welcome.node, socket, memory)
             .map_err(|source| AttachError::Io { path: dir.to_owned(), source })?;
         let connection = Arc::new(Connection(line.clone()));
-        Ok(Client { line, connection, welcome, priority: Priority::High })
+        let client = Client { line, connection, welcome, priority: Priority::High };
+        let (principal, way) = (&client.welcome.principal, client.way());
+        tracing::info!("attached in {} as {principal}, by {way}", dir.display());
+        Ok(client)
+    }
+
+    /// Describes how requests reach the node.
+    pub(crate) fn way(&self) -> String {
+        let node = self.node();
+        match &self.welcome.socket_reason {
+            None => format!("memory shared with node {node}"),
+            Some(reason) => format!("a Unix socket to node {node} instead of shared memory: {reason}"),
+        }
     }
 
     /// Returns the highest priority of the principal.
