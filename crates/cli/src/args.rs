@@ -530,6 +530,8 @@ pub enum DirectoryCommand {
         #[arg(value_name = "ETCD")]
         to: EtcdAddress,
     },
+    /// Move all names from etcd back to node 0 while the cluster runs; all nodes ask node 0 from then on
+    Back,
 }
 
 /// Subcommands of `halite set`

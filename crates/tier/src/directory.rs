@@ -16,7 +16,7 @@ use crate::message::{ErrorReply, Reply, Request};
 use crate::news::News;
 
 pub use embedded::Embedded;
-pub use etcd::{Compare, EtcdDirectory, MoveJob, Pair, Step, StoreFailure, Stored, Transaction};
+pub use etcd::{Compare, EtcdDirectory, MoveJob, Pair, Returned, Step, StoreFailure, Stored, Transaction};
 pub use lost::LOST_NAMES_MAX;
 
 /// Maximum number of names in one answer, which keeps the message small.
@@ -31,7 +31,12 @@ pub trait Directory: fmt::Debug + Send {
     /// Returns true if names and node numbers are kept in a store outside the cluster (etcd). Each node then accesses
     /// the store itself, instead of asking the [seat](Directory::seat).
     fn is_outside(&self) -> bool {
-        false
+        self.prefix().is_some()
+    }
+
+    /// Returns the prefix of the keys in the outside store; `None` if the directory is not outside.
+    fn prefix(&self) -> Option<&str> {
+        None
     }
 
     /// Returns true if this node found that it cannot write to the outside store.
@@ -59,6 +64,15 @@ pub trait Directory: fmt::Debug + Send {
     /// Starts to move the names to an outside store, by transactions. [`DirectoryOutput::Moved`] or
     /// [`DirectoryOutput::NotMoved`] follows. After `Moved`, this part answers no requests.
     fn begin_move(&mut self, now_ns: u64, job: MoveJob);
+
+    /// Starts to move the names from the outside store back to this node. [`DirectoryOutput::Returned`],
+    /// [`DirectoryOutput::Closed`] or [`DirectoryOutput::NotMoved`] follows.
+    fn begin_return(&mut self, _now_ns: u64) {}
+
+    /// Returns the id of the last transaction that was sent to the store.
+    fn last_id(&self) -> u64 {
+        0
+    }
 
     /// After the names have moved, removes and returns the requesters that wait for the end of the move, and the events
     /// that arrived while they waited.
@@ -238,6 +252,10 @@ pub enum DirectoryOutput {
         /// The reason, for display.
         reason: String,
     },
+    /// All names of the outside store were read; this node answers requests from now on.
+    Returned(Box<Returned>),
+    /// The outside store is closed, because its names have moved back to node 0.
+    Closed,
     /// An event for the log.
     News(News),
 }

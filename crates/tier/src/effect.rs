@@ -203,6 +203,8 @@ pub enum Command {
     },
     /// Move the names from node 0 to a store outside the cluster.
     MoveNames(NamesAt),
+    /// Move the names from the store outside the cluster back to node 0.
+    MoveNamesBack,
 }
 
 impl Command {
@@ -236,6 +238,7 @@ impl Command {
             Command::Reach { .. } => "reach",
             Command::Drain { .. } => "drain",
             Command::MoveNames(_) => "move_names",
+            Command::MoveNamesBack => "move_names_back",
         }
     }
 }
@@ -318,7 +321,7 @@ pub enum Outcome {
     Lost(Vec<LostName>),
     /// The result of a drain.
     Drained(Box<Drained>),
-    /// The names have moved to the outside store.
+    /// The names have moved to the outside store, or back.
     NamesMoved {
         /// Number of names that have moved.
         names: u64,
@@ -544,6 +547,8 @@ pub enum Effect {
     },
     /// Persist the location of the names, for nodes of this host that will join later.
     NamesAt(NamesAt),
+    /// Stop using the store, and remove its persisted location: the names have moved back to node 0.
+    NamesBack,
     /// Reports the end of a drain (the move of this node's data to other nodes). This node must leave next.
     Drained {
         /// Number of regions that could not be moved.

@@ -309,6 +309,15 @@ impl Engine {
                 let (directory, mut cx) = self.directory_side();
                 directory.serve_move(&mut cx, requester, to)
             }
+            Request::MoveNamesBack => {
+                let (directory, mut cx) = self.directory_side();
+                directory.serve_return(&mut cx, requester)
+            }
+            Request::TryNames { at } if self.directory.has_left(&at) => {
+                let reason =
+                    "the names were moved back to node 0 from there; choose another prefix".to_owned();
+                self.cx().answer(requester, Err(ErrorReply::NamesNotMoved { reason }))
+            }
             Request::TryNames { at } => match at.is_well_formed() {
                 true => self.out.push(Effect::TryStore { requester, at }),
                 false => self.cx().answer(requester, Err(ErrorReply::Malformed)),
@@ -384,12 +393,20 @@ impl Engine {
         };
         self.membership.note_acknowledged(from, sent_ns, self.out.now_ns());
         if let (Err(ErrorReply::NamesElsewhere), Some(question), true) =
-            (&body, question, self.directory.is_outside())
+            (&body, question, self.directory.is_outside() || from == self.out.incarnation())
         {
             // The names were being moved, and the directory did not process this request: repeat it at the new
             // location.
             return self.cx().ask_directory(*question, purpose);
         }
+        let body = match body {
+            // Node 0 does not know yet that the names have moved back to it.
+            Err(ErrorReply::NamesElsewhere) => {
+                let reason = "the names are moving back to node 0; try again".to_owned();
+                Err(ErrorReply::DirectoryOut { reason })
+            }
+            body => body,
+        };
         match purpose {
             Purpose::User(op, UserStep::Members(scope)) => self.continue_status(op, scope, from, body),
             Purpose::User(op, step) => self.session_side().continue_command(op, step, from, body),
@@ -500,6 +517,7 @@ impl Engine {
             Notice::Over => self.end_own_incarnation(from.node),
             Notice::Moved { name, region, epoch, to } => self.handle_moved(name, region, epoch, to),
             Notice::NamesAt(at) => self.handle_names_at(from, at),
+            Notice::NamesBack { prefix } => self.handle_names_back(from, prefix),
         }
     }
 

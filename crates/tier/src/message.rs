@@ -131,6 +131,8 @@ pub enum Request {
     Drain { within_ns: u64, stays: bool },
     /// To node 0, which keeps the names: move the names to this store, and make all nodes use the store.
     MoveNames { to: NamesAt },
+    /// To node 0: move the names from the store outside the cluster back to yourself, and make all nodes ask you.
+    MoveNamesBack,
     /// To any node: check whether you reach this store.
     TryNames { at: NamesAt },
     /// To a home: describe these regions, as many as fit into the reply.
@@ -273,7 +275,7 @@ pub enum Reply {
     Reached(Reach),
     /// Reply to `Drain`: the result of the drain.
     Drained(Box<Drained>),
-    /// Reply to `MoveNames`: this many names, and this many lost names, have moved.
+    /// Reply to `MoveNames` and `MoveNamesBack`: this many names, and this many lost names, have moved.
     NamesMoved { names: u64, lost: u64 },
     /// Reply to `Describe`: one description for each of the first regions in the request, at least for one.
     Described { found: Vec<Description> },
@@ -639,6 +641,8 @@ pub enum Notice {
     Moved { name: String, region: RegionId, epoch: Epoch, to: NodeIncarnation },
     /// To all nodes: the names have moved to this store; ask the store from now on, instead of node 0.
     NamesAt(NamesAt),
+    /// To all nodes: the names have moved back to node 0 from the store with this prefix.
+    NamesBack { prefix: String },
     /// To a new peer: the receiver's incarnation has ended, as far as the sender knows, so the two will not pair again.
     Over,
 }
@@ -775,8 +779,8 @@ pub enum ErrorReply {
         /// The reason, for display.
         reason: String,
     },
-    /// The names have moved to another store. The requesting node has been notified of the new store, and repeats the
-    /// request there.
+    /// The names have moved to another store, or back to node 0. The requesting node has been notified of that, and
+    /// repeats the request there.
     #[error("the names have moved to another store")]
     NamesElsewhere,
     /// The names did not move.

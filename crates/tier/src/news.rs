@@ -80,6 +80,8 @@ pub enum News {
         /// The address of etcd.
         address: String,
     },
+    /// The names have been moved back to node 0.
+    NamesBack,
     /// Another node keeps its names in a different store than this node.
     NamesApart {
         /// The other node.
@@ -192,7 +194,11 @@ impl News {
         !(is_none
             || matches!(
                 self,
-                News::Exited { .. } | News::QuarantineOver | News::NamesMoved { .. } | News::EtcdBack
+                News::Exited { .. }
+                    | News::QuarantineOver
+                    | News::NamesMoved { .. }
+                    | News::NamesBack
+                    | News::EtcdBack
             ))
     }
 }
@@ -230,6 +236,7 @@ impl fmt::Display for News {
             }
             News::EtcdOut { reason } => write!(f, "etcd, which holds the names, does not answer: {reason}"),
             News::NamesMoved { address } => write!(f, "the names have moved to the store at {address}"),
+            News::NamesBack => write!(f, "the names have moved back to node 0"),
             News::NamesApart { node, address } => {
                 write!(
                     f,

@@ -1,10 +1,10 @@
-//! `halite directory`: shows where the names of regions are stored, or moves them to etcd.
+//! `halite directory`: shows where the names of regions are stored, or moves them to etcd and back.
 
 use std::path::Path;
 
 use anyhow::Context;
-use halite::EtcdAddress;
 use halite::cluster_dir::ClusterDir;
+use halite::{EtcdAddress, NamesMoved};
 
 use crate::args::DirectoryCommand;
 use crate::client::Client;
@@ -15,6 +15,7 @@ pub fn run(dir: &Path, command: &DirectoryCommand) -> anyhow::Result<()> {
     match command {
         DirectoryCommand::Show => show(dir),
         DirectoryCommand::Move { to } => move_names(dir, to),
+        DirectoryCommand::Back => move_back(dir),
     }
 }
 
@@ -32,10 +33,26 @@ fn show(dir: &Path) -> anyhow::Result<()> {
 
 fn move_names(dir: &Path, to: &EtcdAddress) -> anyhow::Result<()> {
     let moved = Client::join(dir)?.session.move_names(to)?;
-    let lost = match moved.lost {
-        0 => String::new(),
-        lost => format!(", and {lost} of lost regions"),
-    };
-    output::print(&format!("moved {} names{lost} to {to:?}\n", moved.names))?;
+    output::print(&format!("moved {} to {to:?}\n", counted(&moved)))?;
     Ok(())
+}
+
+fn move_back(dir: &Path) -> anyhow::Result<()> {
+    let client = Client::join(dir)?;
+    let known = ClusterDir::open(dir).and_then(|dir| dir.etcd());
+    let known = known.with_context(|| format!("cannot read {}", dir.display()))?;
+    let moved = client.session.move_names_back()?;
+    let Some(etcd) = known else { return Ok(output::print("names are at node 0\n")?) };
+    output::print(&format!(
+        "moved {} to node 0, which must run for names from now on\nNodes leave {etcd:?}: start them without --directory, and those of other hosts with --join. Once all nodes are\nconnected, the keys below its prefix are no longer needed (etcdctl del --prefix PREFIX/).\n",
+        counted(&moved)
+    ))?;
+    Ok(())
+}
+
+fn counted(moved: &NamesMoved) -> String {
+    match moved.lost {
+        0 => format!("{} names", moved.names),
+        lost => format!("{} names, and {lost} of lost regions", moved.names),
+    }
 }

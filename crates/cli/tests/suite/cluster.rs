@@ -155,6 +155,8 @@ fn logs_have_time_and_level_and_commands_are_quiet() {
     assert_eq!(told("ls"), "");
     assert!(told("ls -v").contains(" INFO attached to node 0"));
     assert!(told("--embed ls -v").contains(" INFO node 1000 has joined"));
+    let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
+    assert!(!log.contains("node 1000"), "commands do not make logs grow: {log}");
     let mut command = scratch.command("ls");
     let output = command.env("HALITE_LOG", "halite=info").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains(" INFO "), "{output:?}");

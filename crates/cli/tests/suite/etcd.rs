@@ -313,6 +313,33 @@ fn names_move_to_etcd_under_load() {
     scratch.ok("down");
 }
 
+/// All nodes ask node 0 afterwards, and etcd is not needed any more.
+#[test]
+fn names_move_back_to_node_0() {
+    let Some((scratch, etcd, file)) = cluster("back", 3) else { return };
+    scratch.ok(&format!("put a {file} --node 1"));
+    scratch.ok(&format!("put gone {file} --node 2"));
+    let app = application(&scratch.cluster());
+    Process::open(scratch.pid(2)).kill();
+    eventually(|| scratch.ok("ls").contains("lost"));
+    let said = scratch.ok("directory back");
+    assert!(said.starts_with("moved 1 names, and 1 of lost regions to node 0"), "{said}");
+    assert_eq!(scratch.ok("directory show"), "names are at node 0\n");
+    let session = app.blocking_session();
+    session.alloc(Some("by app"), 4096, Placement::On(NodeId(1)), ANYBODY).unwrap();
+    let other = Scratch::new("etcd-back-other");
+    let said = other.fails(&format!("up --nodes 1 --arena 64M --directory {}", etcd.address("back")), 1);
+    assert!(said.contains("moved back to node 0"), "{said}");
+    drop(etcd);
+    assert_eq!(session.stat("a").unwrap().home, NodeId(1));
+    assert_eq!(scratch.ok("get a"), "words");
+    scratch.ok(&format!("put b {file} --node 0"));
+    assert!(scratch.fails("get gone", 1).contains("lost"));
+    assert_eq!(scratch.ok("directory back"), "names are at node 0\n");
+    drop(app);
+    scratch.ok("down");
+}
+
 #[test]
 fn names_stay_at_node_0_if_etcd_cannot_take_them() {
     let scratch = Scratch::new("etcd-stay");

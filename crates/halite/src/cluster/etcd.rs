@@ -65,6 +65,12 @@ impl EtcdAddress {
         Ok(gateway.list(&prefix)?.into_iter().filter_map(member).collect())
     }
 
+    /// Returns true if the names have moved from here back to node 0.
+    pub(crate) fn is_closed(&self) -> Result<bool, EtcdError> {
+        let found = Gateway::new(self).list(&format!("{}/closed", self.prefix()))?;
+        Ok(found.iter().any(|pair| pair.value == "closed"))
+    }
+
     /// Returns the address of the host that is founding the cluster, or `None` if this node may found it. `hosts` is
     /// the address at which other hosts dial this node. Of several nodes that start at once, only one may found the
     /// cluster; it has this right for [`FOUNDING`].
@@ -216,6 +222,13 @@ impl Carriers {
         let mut presence = self.presence();
         presence.at = Some(address.clone());
         self.enrol(&mut presence)
+    }
+
+    /// Stops using etcd, because the names have moved back to node 0.
+    pub(crate) fn leave(&self) {
+        let mut presence = self.presence();
+        (presence.at, presence.kept) = (None, None);
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Withdraws the node's entries before it leaves.

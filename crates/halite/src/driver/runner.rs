@@ -416,6 +416,15 @@ impl Runner {
         }
     }
 
+    /// Withdraws this node's entries from etcd, and removes etcd's address from the cluster directory.
+    fn leave_etcd(&self) {
+        self.shared.carriers.leave();
+        let Some(dir) = &self.shared.dir else { return };
+        if let Err(error) = ClusterDir::open(dir).and_then(|dir| dir.forget_etcd()) {
+            tracing::warn!("cannot record in {} that names are at node 0: {error}", dir.display());
+        }
+    }
+
     // Settling.
 
     /// Executes everything that follows from earlier changes: effects, grace periods, messages and wake-ups.
@@ -516,6 +525,7 @@ impl Runner {
             Effect::OpenStore(at) => self.shared.carriers.open_from_peer(&at.address),
             Effect::TryStore { requester, at } => self.shared.carriers.probe(requester, at.address),
             Effect::NamesAt(at) => self.settle_names_at(&at),
+            Effect::NamesBack => self.leave_etcd(),
             Effect::Draining { is_on } => {
                 tracing::info!(
                     "{}",

@@ -522,6 +522,17 @@ fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinErro
         (configured, recorded) => configured.clone().or(recorded),
     };
     let Some(etcd) = etcd else { return Ok(None) };
+    if etcd.is_closed().map_err(|error| etcd_error(&etcd, error))? {
+        if config.directory.is_some() {
+            return Err(JoinError::BadConfig(format!(
+                "the names at {etcd:?} were moved back to node 0: start without an address of etcd, or choose another prefix, or remove these keys if no node of that cluster is left (etcdctl del --prefix {}/)",
+                etcd.prefix()
+            )));
+        }
+        // No node of this host was alive when the names moved back.
+        dir.forget_etcd()?;
+        return Ok(None);
+    }
     let members = etcd.members().map_err(|error| etcd_error(&etcd, error))?;
     Ok(Some((etcd, members)))
 }

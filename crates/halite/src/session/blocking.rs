@@ -123,6 +123,7 @@ impl Session {
         fn forget_node(node: NodeId) -> Result<(), RegionError>;
         fn drain(node: NodeId, within: Duration, destroy: bool) -> Result<Drained, RegionError>;
         fn move_names(to: &EtcdAddress) -> Result<NamesMoved, RegionError>;
+        fn move_names_back() -> Result<NamesMoved, RegionError>;
         fn reach(node: NodeId, owner: NodeId) -> Result<Reach, RegionError>;
         fn status() -> Result<Vec<NodeStatus>, RegionError>;
         fn sessions() -> Result<Vec<AttachedSession>, RegionError>;

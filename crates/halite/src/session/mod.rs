@@ -73,7 +73,7 @@ impl fmt::Debug for Lh {
     }
 }
 
-/// The names that [`Session::move_names`] moved to etcd.
+/// The names that [`Session::move_names`] or [`Session::move_names_back`] moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamesMoved {
     /// Number of moved names; 0 if the names were in etcd already.

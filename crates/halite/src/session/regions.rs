@@ -268,6 +268,24 @@ impl Session {
         }
     }
 
+    /// Moves all names and the node numbers from etcd back to node 0, which must be connected to every node that has
+    /// names. Sessions can map and free regions by name meanwhile; new names wait.
+    ///
+    /// After the move, no node uses this etcd, and nodes of several hosts need addresses to join. Fails with
+    /// [`RegionCause::NamesNotMoved`], and the names stay in etcd, if a node with names is not connected. The caller may
+    /// repeat the call. The counts are 0 if the names are at node 0 already.
+    pub async fn move_names_back(&self) -> Result<NamesMoved, RegionError> {
+        let object = Object::All("names");
+        let session = embedded!(self, _client => {
+            let reason = "an attached session cannot move names; use a session of an embedded node";
+            Err(object.failed("move", RegionCause::NamesNotMoved(reason.to_owned())))
+        });
+        match session.command("move", object, Command::MoveNamesBack).await? {
+            Outcome::NamesMoved { names, lost } => Ok(NamesMoved { names, lost }),
+            _ => unreachable!("the command moves names"),
+        }
+    }
+
     /// Asks `owner` whether operations of `node` may still land in its memory.
     ///
     /// Each node answers for its own memory only. An application that replaces a writer with which it lost contact must

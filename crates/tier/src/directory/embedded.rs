@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
-use super::etcd::{MoveJob, Mover, NameRecord, NameState, Next, StoreFailure, Stored, Transaction};
+use super::etcd::{MoveJob, Mover, NameRecord, NameState, Next, Returned, StoreFailure, Stored, Transaction};
 use super::lost::LostNames;
 use super::{Directory, DirectoryEvent, DirectoryFigures, DirectoryOutput, NAMES_PER_ANSWER_MAX};
 use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, Requester};
@@ -35,6 +35,8 @@ pub struct Embedded {
     meeting: bool,
     /// Earlier nodes that have not yet reported all their names.
     awaited: BTreeSet<NodeIncarnation>,
+    /// Homes that have paired, and have not reported all their names since.
+    paired: BTreeSet<NodeIncarnation>,
     /// Names reported so far by homes whose reports are incomplete.
     reporting: BTreeMap<NodeIncarnation, BTreeSet<Box<str>>>,
     /// Requests that wait until all names are known, or have moved.
@@ -62,12 +64,34 @@ impl Embedded {
             table: Table::default(),
             meeting: false,
             awaited: BTreeSet::new(),
+            paired: BTreeSet::new(),
             reporting: BTreeMap::new(),
             parked: Vec::new(),
             mover: None,
             last_id: 0,
             outputs: VecDeque::new(),
         }
+    }
+
+    /// Creates node `me`'s part after the names have moved back from the store: node 0 waits until the connected `homes`
+    /// have reported their names. `last_id` is the id of the last transaction sent to the store.
+    pub(crate) fn after_return(
+        me: NodeId,
+        returned: Returned,
+        homes: impl Iterator<Item = NodeIncarnation>,
+        last_id: u64,
+    ) -> Embedded {
+        let mut embedded = Embedded { last_id, ..Embedded::new(me) };
+        if embedded.is_seat {
+            for (name, NameRecord { region, home, epoch }) in returned.names {
+                embedded.table.names.insert(name, Entry { region, home, epoch });
+            }
+            for (name, (home, parting)) in returned.lost {
+                embedded.table.lost.insert(name, home, parting);
+            }
+            embedded.awaited.extend(homes);
+        }
+        embedded
     }
 
     /// Returns true if all homes have reported their names.
@@ -160,6 +184,7 @@ impl Embedded {
         // A name granted to a requester that cannot receive the reply would never be released.
         self.parked.retain(|(requester, _)| requester.incarnation != incarnation);
         self.reporting.remove(&incarnation);
+        self.paired.remove(&incarnation);
         if !is_expected {
             self.awaited.remove(&incarnation);
         }
@@ -209,12 +234,17 @@ impl Directory for Embedded {
             DirectoryEvent::Expected(incarnation) => {
                 self.awaited.insert(incarnation);
             }
-            DirectoryEvent::Paired(_) => {}
+            DirectoryEvent::Paired(incarnation) => {
+                self.paired.insert(incarnation);
+            }
             DirectoryEvent::Names { from, names, done } => {
                 self.note_names(from, names);
-                if done {
+                let told =
+                    if done { self.reporting.remove(&from).unwrap_or_default() } else { BTreeSet::new() };
+                // A home may report once more, and claim names meanwhile that it does not count as its own yet.
+                let is_first = done && self.paired.remove(&from) | self.awaited.contains(&from);
+                if is_first {
                     // Names that the home released while disconnected are free.
-                    let told = self.reporting.remove(&from).unwrap_or_default();
                     let given_up = self
                         .table
                         .names

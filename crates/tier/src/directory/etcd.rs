@@ -14,6 +14,7 @@
 mod fence;
 mod mover;
 mod records;
+mod returning;
 mod store;
 mod tasks;
 mod tidying;
@@ -33,6 +34,7 @@ pub(super) use mover::{Mover, NameState, Next};
 pub(super) use records::NameRecord;
 
 pub use mover::MoveJob;
+pub use returning::Returned;
 pub use store::{Compare, Pair, Step, StoreFailure, Stored, Transaction};
 
 /// Maximum repair transactions in flight, so that lost records are restored gradually.
@@ -110,6 +112,10 @@ pub struct EtcdDirectory {
     tidy_ns: u64,
     /// Keys of unconnected incarnations without names, and their last revisions. A living node rewrites its key.
     unrenewed: BTreeMap<NodeIncarnation, u64>,
+    /// The return of the names to node 0 that this node carries out.
+    returning: Option<returning::Returning>,
+    /// True if an interrupted return may have left the store closed to claims.
+    must_reopen: bool,
     is_leaving: bool,
     cluster: Option<u64>,
     revision: u64,
@@ -121,6 +127,14 @@ pub struct EtcdDirectory {
 struct HomeRequest {
     home: NodeIncarnation,
     query: HomeQuery,
+}
+
+impl HomeRequest {
+    fn requester(&self) -> Requester {
+        match self.query {
+            HomeQuery::Claim { requester, .. } | HomeQuery::Forget { requester, .. } => requester,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -180,6 +194,9 @@ impl EtcdDirectory {
             retry_ns: 0,
             tidy_ns: 0,
             unrenewed: BTreeMap::new(),
+            returning: None,
+            // An earlier incarnation of node 0 may have been interrupted.
+            must_reopen: me.node == NodeId::FIRST,
             is_leaving: false,
             cluster: None,
             revision: 0,
@@ -381,8 +398,8 @@ impl Directory for EtcdDirectory {
         NodeId::FIRST
     }
 
-    fn is_outside(&self) -> bool {
-        true
+    fn prefix(&self) -> Option<&str> {
+        Some(self.keys.prefix())
     }
 
     fn lacks_store(&self) -> bool {
@@ -525,6 +542,19 @@ impl Directory for EtcdDirectory {
 
     fn begin_move(&mut self, _now_ns: u64, _job: MoveJob) {
         self.outputs.push_back(DirectoryOutput::NotMoved { reason: "they are in etcd already".to_owned() });
+    }
+
+    fn begin_return(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.start_return();
+    }
+
+    fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
+        (self.waiting(), Vec::new())
+    }
+
+    fn last_id(&self) -> u64 {
+        self.last_id
     }
 
     /// Removes names of locks and barriers, and records that this node left. Its engine reports its lost regions.

@@ -455,10 +455,10 @@ impl<'a> Context<'a> {
             // The members are known to nodes only, not to the store.
             Request::ListMembers => self.membership_source(),
             Request::ForgetNode { .. } if self.names_are_outside => self.membership_source(),
-            Request::ForgetNode { .. } | Request::MoveNames { .. } => self.seat,
+            Request::ForgetNode { .. } | Request::MoveNames { .. } | Request::MoveNamesBack => self.seat,
             _ => self.names_seat,
         };
-        let again = (self.seat == self.names_seat).then(|| Box::new(question.clone()));
+        let again = Some(Box::new(question.clone()));
         let id = self.ask(to, question, purpose);
         if let Some(pending) = self.out.pending.get_mut(&id) {
             pending.question = again;

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use super::context::{Context, Purpose};
 use super::{Engine, Requester};
 use crate::directory::{
-    Directory, DirectoryEvent, DirectoryFigures, DirectoryOutput, EtcdDirectory, HomeReply, MoveJob,
-    StoreFailure, Stored,
+    Directory, DirectoryEvent, DirectoryFigures, DirectoryOutput, Embedded, EtcdDirectory, HomeReply,
+    MoveJob, Returned, StoreFailure, Stored,
 };
 use crate::effect::Effect;
 use crate::ids::{NodeId, NodeIncarnation, RegionId};
@@ -24,12 +24,20 @@ pub(super) struct DirectoryPart {
     /// Location of the outside store of names, for peers; `None` if unknown or not to be sent to them.
     at: Option<NamesAt>,
     moving: Option<Moving>,
+    /// What node 0 has read from the store, until it answers requests itself.
+    returned: Option<Box<Returned>>,
+    /// Prefixes of stores from which the names have moved back to node 0. Other nodes may not know of that yet.
+    left: BTreeSet<String>,
 }
 
-/// A move of the names to an outside store.
+/// Maximum number of prefixes to remember.
+const LEFT_MAX: usize = 64;
+
+/// A move of the names to an outside store, or back.
 struct Moving {
     requester: Requester,
-    to: NamesAt,
+    /// `None` for a move back.
+    to: Option<NamesAt>,
     /// Nodes that have not yet reported whether they reach the store.
     untried: BTreeSet<NodeId>,
 }
@@ -38,7 +46,15 @@ impl DirectoryPart {
     pub(super) fn new(directory: Box<dyn Directory>) -> DirectoryPart {
         // The first node has its number without a request.
         let (next_number, last_reissued) = (NodeId::FIRST.0 + 1, NodeId::FIRST);
-        DirectoryPart { directory, next_number, last_reissued, at: None, moving: None }
+        DirectoryPart {
+            directory,
+            next_number,
+            last_reissued,
+            at: None,
+            moving: None,
+            returned: None,
+            left: BTreeSet::new(),
+        }
     }
 
     /// Returns the node that holds the directory.
@@ -59,7 +75,12 @@ impl DirectoryPart {
     pub(super) fn serve(&mut self, cx: &mut Context<'_>, requester: Requester, question: Request) {
         let is_ours =
             requester.incarnation == cx.incarnation() || matches!(question, Request::ForgetNode { .. });
-        if self.is_outside() && !is_ours {
+        let is_elsewhere = match self.is_outside() {
+            true => !is_ours,
+            // The names moved back to node 0 since this node sent the request to itself.
+            false => requester.incarnation == cx.incarnation() && self.seat() != cx.incarnation().node,
+        };
+        if is_elsewhere {
             // The requester is notified of the new location before this answer arrives.
             return cx.answer(requester, Err(ErrorReply::NamesElsewhere));
         }
@@ -82,9 +103,38 @@ impl DirectoryPart {
                 DirectoryOutput::Store { id, transaction } => cx.push(Effect::Store { id, transaction }),
                 DirectoryOutput::Moved { names, lost } => self.finish_move(cx, names, lost),
                 DirectoryOutput::NotMoved { reason } => self.refuse_move(cx, reason),
+                DirectoryOutput::Returned(returned) => {
+                    self.returned = Some(returned);
+                    self.leave_store(cx);
+                }
+                DirectoryOutput::Closed => self.leave_store(cx),
                 DirectoryOutput::News(news) => cx.tell(news),
             }
         }
+    }
+
+    /// Makes this node leave the store, after the present event.
+    fn leave_store(&mut self, cx: &mut Context<'_>) {
+        if let Some(prefix) = self.directory.prefix() {
+            cx.notify(cx.incarnation().node, Notice::NamesBack { prefix: prefix.to_owned() });
+        }
+    }
+
+    /// Starts to move the names back to this node.
+    pub(super) fn serve_return(&mut self, cx: &mut Context<'_>, requester: Requester) {
+        let refusal = match self.moving {
+            _ if self.seat() != cx.incarnation().node => "this is not node 0",
+            Some(_) => "they are being moved already",
+            None if !self.is_outside() => {
+                return cx.answer(requester, Ok(Reply::NamesMoved { names: 0, lost: 0 }));
+            }
+            None => {
+                self.moving = Some(Moving { requester, to: None, untried: BTreeSet::new() });
+                self.directory.begin_return(cx.now_ns());
+                return self.send_outputs(cx);
+            }
+        };
+        cx.answer(requester, Err(ErrorReply::NamesNotMoved { reason: refusal.to_owned() }));
     }
 
     /// Starts a move of the names. First, all permanent nodes check whether they reach the store.
@@ -107,7 +157,7 @@ impl DirectoryPart {
         let others = cx.members().peers().map(|(_, peer)| peer.incarnation.node);
         let untried: BTreeSet<NodeId> =
             others.filter(|node| !node.is_ephemeral()).chain([cx.incarnation().node]).collect();
-        self.moving = Some(Moving { requester, to: to.clone(), untried: untried.clone() });
+        self.moving = Some(Moving { requester, to: Some(to.clone()), untried: untried.clone() });
         for node in untried {
             cx.ask(node, Request::TryNames { at: to.clone() }, Purpose::TryNames(node));
         }
@@ -128,7 +178,8 @@ impl DirectoryPart {
                 format!("node {node} did not report whether it reaches the new store: {error}"),
             ),
             Ok(_) if moving.untried.is_empty() => {
-                let (at, me) = (moving.to.clone(), cx.incarnation());
+                let Some(at) = moving.to.clone() else { return };
+                let me = cx.incarnation();
                 let (prefix, next_number) = (at.prefix.clone(), self.next_number);
                 cx.push(Effect::OpenStore(at));
                 let job = MoveJob { me, prefix, epoch_ns: cx.config().epoch_ns, next_number };
@@ -147,7 +198,7 @@ impl DirectoryPart {
 
     /// Notifies all nodes, including this one, that the store now has all names.
     fn finish_move(&mut self, cx: &mut Context<'_>, names: u64, lost: u64) {
-        let Some(Moving { requester, to, .. }) = self.moving.take() else { return };
+        let Some(Moving { requester, to: Some(to), .. }) = self.moving.take() else { return };
         cx.notify(cx.incarnation().node, Notice::NamesAt(to.clone()));
         cx.notify_all(&Notice::NamesAt(to));
         cx.answer(requester, Ok(Reply::NamesMoved { names, lost }));
@@ -156,6 +207,11 @@ impl DirectoryPart {
     /// Returns the location of the names if this node may inform peers of it, else `None`.
     pub(super) fn at(&self) -> Option<&NamesAt> {
         self.at.as_ref()
+    }
+
+    /// Returns true if the names have moved back to node 0 from this store.
+    pub(super) fn has_left(&self, at: &NamesAt) -> bool {
+        self.left.contains(at.prefix.trim_end_matches('/'))
     }
 
     /// Returns the node that keeps names, as seen from node `me`.
@@ -311,6 +367,9 @@ impl Engine {
     /// Notifies a newly paired node of the location of the names, since it may have missed their move.
     pub(super) fn announce_names_store(&mut self, newcomer: NodeIncarnation) {
         self.tell_directory(DirectoryEvent::Paired(newcomer));
+        for prefix in self.directory.left.clone() {
+            self.cx().notify(newcomer.node, Notice::NamesBack { prefix });
+        }
         if let Some(at) = self.directory.at().cloned() {
             self.cx().notify(newcomer.node, Notice::NamesAt(at));
         }
@@ -318,7 +377,8 @@ impl Engine {
 
     /// Switches this node to the store outside the cluster to which the names have moved.
     pub(super) fn handle_names_at(&mut self, from: NodeIncarnation, at: NamesAt) {
-        if !at.is_well_formed() {
+        // The sender does not know yet that the names have moved back, and learns it from node 0.
+        if !at.is_well_formed() || self.directory.has_left(&at) {
             return;
         }
         let me = self.out.incarnation();
@@ -346,6 +406,54 @@ impl Engine {
         self.home_side().report_names();
         for requester in waiting {
             self.cx().answer(requester, Err(ErrorReply::NamesElsewhere));
+        }
+    }
+
+    /// Handles the news that the names have moved from the store at `prefix` back to node 0.
+    pub(super) fn handle_names_back(&mut self, from: NodeIncarnation, prefix: String) {
+        if prefix.len() > NamesAt::BYTES_MAX {
+            return;
+        }
+        let is_left = self.directory.directory.prefix() == Some(&prefix);
+        let known = &mut self.directory.left;
+        known.insert(prefix.clone());
+        if known.len() > LEFT_MAX {
+            known.pop_first();
+        }
+        if is_left {
+            self.leave_store(prefix);
+        } else if from.node == self.directory.seat() && !self.directory.is_outside() {
+            // Node 0 may have left the store after this node, and so have missed its names.
+            self.home_side().report_names();
+        }
+    }
+
+    /// Asks node 0 for names from now on. Node 0 itself answers once all connected homes have reported their names.
+    fn leave_store(&mut self, prefix: String) {
+        let me = self.out.incarnation();
+        let (waiting, _) = self.directory.directory.take_rest();
+        let returned = *self.directory.returned.take().unwrap_or_default();
+        let (names, lost) = returned.count();
+        let next = returned.next_number;
+        let peers = self.membership.members().peers().map(|(_, peer)| peer.incarnation);
+        let last_id = self.directory.directory.last_id();
+        let embedded = Embedded::after_return(me.node, returned, peers.chain([me]), last_id);
+        self.directory.directory = Box::new(embedded);
+        self.directory.at = None;
+        self.membership.forget_listed();
+        self.out.push(Effect::NamesBack);
+        self.out.tell(News::NamesBack);
+        if self.directory.seat() == me.node {
+            self.restore_numbers(next);
+            self.out.push(Effect::NumbersTaken { next: self.directory.next_number });
+            self.cx().notify_all(&Notice::NamesBack { prefix });
+        }
+        self.home_side().report_names();
+        for requester in waiting {
+            self.cx().answer(requester, Err(ErrorReply::NamesElsewhere));
+        }
+        if let Some(Moving { requester, .. }) = self.directory.moving.take() {
+            self.cx().answer(requester, Ok(Reply::NamesMoved { names, lost }));
         }
     }
 

@@ -66,6 +66,11 @@ impl Membership {
         &self.meeting
     }
 
+    /// Forgets the members that the store outside the cluster lists.
+    pub(super) fn forget_listed(&mut self) {
+        self.listed = Listed::default();
+    }
+
     pub(super) fn listed(&self) -> &Listed {
         &self.listed
     }

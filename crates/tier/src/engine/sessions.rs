@@ -211,6 +211,9 @@ impl SessionSide<'_> {
             Command::MoveNames(to) => {
                 self.cx.ask_directory(Request::MoveNames { to }, Purpose::User(op, UserStep::MoveNames));
             }
+            Command::MoveNamesBack => {
+                self.cx.ask_directory(Request::MoveNamesBack, Purpose::User(op, UserStep::MoveNames));
+            }
             Command::TakeNumber => {
                 self.cx.ask_directory(Request::TakeNumber, Purpose::User(op, UserStep::Number));
             }

@@ -321,6 +321,7 @@ impl Cluster {
                 | Effect::Drained { .. }
                 | Effect::NumbersTaken { .. }
                 | Effect::NamesAt(_)
+                | Effect::NamesBack
                 | Effect::OpenStore(_) => {}
                 Effect::TryStore { requester, .. } => host.engine.handle_tried(now_ns, requester, Ok(())),
                 Effect::News(news) => host.news.push(news),

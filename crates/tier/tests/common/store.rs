@@ -181,7 +181,15 @@ impl World {
     ) -> Result<Outcome, CommandError> {
         let op = self.cluster.submit(host, command);
         self.run_with(fate);
-        self.cluster.outcome(host, op).expect("the command has ended")
+        // Claims wait while the store is closed.
+        let mut outcome = self.cluster.outcome(host, op);
+        for _ in 0..10 {
+            if outcome.is_none() {
+                self.pass(A_SECOND_NS);
+                outcome = self.cluster.outcome(host, op);
+            }
+        }
+        outcome.expect("the command has ended")
     }
 
     pub fn alloc(&mut self, host: usize, name: &str) -> Result<Outcome, CommandError> {

@@ -264,3 +264,71 @@ fn repeated_moves_keep_names_unique() {
     }
     assert!(moved > 100 && refused > 50, "{moved} moves succeeded, {refused} were refused");
 }
+
+/// Node 0 has all names again, lost ones too, and no node uses the store.
+#[test]
+fn names_move_back_to_node_0() {
+    let mut world = World::of(4);
+    for (host, name) in [(1, "a"), (2, "b"), (3, "c")] {
+        world.alloc(host, name).unwrap();
+    }
+    world.cluster.kill(3);
+    world.run();
+    let moved = world.command(1, Command::MoveNamesBack).unwrap();
+    assert_eq!(moved, Outcome::NamesMoved { names: 2, lost: 1 });
+    let mut without_store = |host: usize, command: Command| {
+        world.command_with(host, command, |transaction| panic!("unexpected transaction: {transaction:?}"))
+    };
+    for host in 0..3 {
+        let stat = |name: &str| Command::Stat(name.to_owned());
+        assert!(matches!(without_store(host, stat("a")), Ok(Outcome::Info(info)) if info.home == NodeId(1)));
+        let lost = without_store(host, stat("c"));
+        assert!(matches!(lost, Err(CommandError::Refused(ErrorReply::Lost { .. }))), "{lost:?}");
+        let claim = |name: &str| common::allocation(Some(name), 4096, Placement::Local);
+        assert_eq!(without_store(host, claim("b")), Err(ErrorReply::NameTaken.into()));
+        without_store(host, claim(&format!("new {host}"))).unwrap();
+    }
+    let again = without_store(2, Command::MoveNamesBack).unwrap();
+    assert_eq!(again, Outcome::NamesMoved { names: 0, lost: 0 });
+    match world.move_names(0) {
+        Err(CommandError::Refused(ErrorReply::NamesNotMoved { reason })) => {
+            assert!(reason.contains("another prefix"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Whatever happens to transactions, in any number of attempts: no name leads to two regions, and none is lost.
+#[test]
+fn repeated_returns_keep_names_unique() {
+    let (mut moved, mut refused) = (0, 0);
+    for seed in 0..150 {
+        let (mut world, mut claims, mut is_moved) = (World::of(3), Claims::new(seed), false);
+        for _ in 0..40 {
+            let moving = (!is_moved && claims.is_one_in(4)).then(|| {
+                let host = claims.random.usize(..3);
+                (host, world.cluster.submit(host, Command::MoveNamesBack))
+            });
+            let fails = claims.random.bool();
+            claims.claim(&mut world, 5, fails);
+            match moving.map(|(host, op)| world.cluster.outcome(host, op).expect("the command has ended")) {
+                Some(Ok(_)) => (is_moved, moved) = (true, moved + 1),
+                Some(Err(CommandError::Refused(ErrorReply::NamesNotMoved { .. }))) => refused += 1,
+                Some(Err(error)) => panic!("seed {seed}: {error:?}"),
+                None => {}
+            }
+            if claims.is_one_in(3) {
+                world.write_late();
+            }
+            if claims.is_one_in(4) {
+                world.pass(A_SECOND_NS);
+            }
+        }
+        claims.settle(&mut world);
+        if !is_moved {
+            // A return whose last reply was lost may have ended all the same.
+            moved += usize::from(world.etcd.keys.contains_key("/halite/test/closed"));
+        }
+    }
+    assert!(moved > 100 && refused > 50, "{moved} returns succeeded, {refused} were refused");
+}

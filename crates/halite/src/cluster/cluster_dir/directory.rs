@@ -21,6 +21,11 @@ impl ClusterDir {
         Ok(written.and_then(|()| file.set_len(text.len() as u64)).map_err(io)?)
     }
 
+    /// Removes the recorded address, because the names have moved back to node 0.
+    pub(crate) fn forget_etcd(&self) -> Result<(), ClusterDirError> {
+        Ok(self.dir.remove(DIRECTORY, Kind::File)?)
+    }
+
     /// Returns the address of etcd that another node has recorded; `None` if node 0 has the directory of names.
     pub fn etcd(&self) -> Result<Option<EtcdAddress>, ClusterDirError> {
         if !self.dir.has(DIRECTORY, Kind::File)? {

@@ -8,7 +8,7 @@ use halite_tier::message::NamesAt;
 
 const PREFIX: &str = "/halite";
 /// First parts of the cluster's keys, which follow the prefix.
-const HEADINGS: [&str; 7] = ["founding", "homes", "members", "move", "names", "numbers", "places"];
+const HEADINGS: [&str; 8] = ["closed", "founding", "homes", "members", "move", "names", "numbers", "places"];
 const FORM: &str = "etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]";
 
 /// Address of the etcd that has the directory of names:

@@ -23,7 +23,9 @@ impl EtcdDirectory {
                 Some(written_at) => Compare::WrittenAt(key.clone(), written_at),
                 None => Compare::Holds(key.clone(), lives.clone()),
             }];
-            let (then, otherwise) = (vec![Step::Put(key.clone(), lives)], vec![Step::Get(key)]);
+            let closed = Step::Get(self.keys.closed());
+            let then = vec![Step::Put(key.clone(), lives), closed.clone()];
+            let otherwise = vec![Step::Get(key), closed];
             self.send(Task::Fence, Transaction { compares, then, otherwise });
         }
     }
@@ -46,6 +48,7 @@ impl EtcdDirectory {
         for waiting in std::mem::take(&mut self.unfenced) {
             self.begin(waiting);
         }
+        self.reopen();
         self.start_repairs();
     }
 

@@ -91,8 +91,12 @@ impl Mover {
     /// Returns the first transaction.
     pub(in crate::directory) fn begin(&self) -> Transaction {
         let list = |prefix, limit| Step::List { prefix, after: None, limit };
-        let then =
-            vec![Step::Get(self.keys.mark()), list(self.keys.names(), 1), list(self.keys.homes(), HOMES_MAX)];
+        let then = vec![
+            Step::Get(self.keys.mark()),
+            list(self.keys.names(), 1),
+            list(self.keys.homes(), HOMES_MAX),
+            Step::Get(self.keys.closed()),
+        ];
         Transaction { then, ..Transaction::default() }
     }
 
@@ -136,6 +140,12 @@ impl Mover {
     fn take(&mut self, found: &Stored) -> Next {
         let read = |step: usize| found.read.get(step).map(Vec::as_slice).unwrap_or_default();
         let (mark, names, homes) = (read(0).first(), read(1), read(2));
+        if !read(3).is_empty() {
+            return Next::Failed(format!(
+                "the names of a cluster were moved back to node 0 from {0}; choose another prefix, or remove its keys once all nodes of that cluster have ended (etcdctl del --prefix {0}/)",
+                self.job.prefix
+            ));
+        }
         if homes.iter().any(is_alive) || mark.is_none() && !(names.is_empty() && homes.is_empty()) {
             return self.refuse_taken();
         }

@@ -6,6 +6,7 @@
 //!                               has, or had, names; TIME in ns since 1970, and the reporting node
 //!  PREFIX/numbers               the first free number
 //!  PREFIX/move                  "moving NODE.INCARNATION": the node that moves, or has moved, its cluster's names here
+//!  PREFIX/closed                "closing" while the names move back to node 0, "closed" afterwards
 //! ```
 //!
 //! Names have no etcd lease, so the names of an unreachable home stay. They are lost when the home's incarnation ends;
@@ -137,6 +138,14 @@ impl Keys {
 
     pub(super) fn mark(&self) -> String {
         format!("{}/move", self.prefix)
+    }
+
+    pub(super) fn closed(&self) -> String {
+        format!("{}/closed", self.prefix)
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     pub(super) fn numbers(&self) -> String {

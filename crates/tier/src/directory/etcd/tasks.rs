@@ -158,6 +158,12 @@ pub(super) enum Task {
     TidyHomes {
         referenced: BTreeSet<NodeIncarnation>,
     },
+    /// Closes the store to claims, so that the names can be read.
+    Close,
+    /// Reads a page of names for node 0.
+    ReadBack,
+    /// Closes the store for ever, after all names were read.
+    CloseForEver,
     /// Reads the first free number, in order to raise it to `number_min`.
     Raise {
         number_min: u32,
@@ -290,7 +296,11 @@ impl EtcdDirectory {
                 }
                 transaction
             }
-            Task::Find { name, .. } | Task::Forget { name, .. } | Task::Update { name, .. } => {
+            Task::Find { name, .. } => {
+                let then = vec![Step::Get(keys.name(name)), Step::Get(keys.closed())];
+                Transaction { then, ..Transaction::default() }
+            }
+            Task::Forget { name, .. } | Task::Update { name, .. } => {
                 Transaction::read(Step::Get(keys.name(name)))
             }
             Task::FindHome { record, .. } => Transaction::read(Step::Get(keys.home(record.home))),
@@ -302,7 +312,8 @@ impl EtcdDirectory {
                     limit: NAMES_PER_ANSWER_MAX,
                 };
                 let homes = Step::List { prefix: keys.homes(), after: None, limit: HOMES_PER_PAGE_MAX };
-                Transaction { then: vec![names, homes], ..Transaction::default() }
+                let then = vec![names, homes, Step::Get(keys.closed())];
+                Transaction { then, ..Transaction::default() }
             }
             Task::Number { .. } => {
                 let all = |prefix| Step::List { prefix, after: None, limit: HOMES_PER_PAGE_MAX };
@@ -356,6 +367,9 @@ impl EtcdDirectory {
             | Task::Write { .. }
             | Task::RaiseFrom { .. }
             | Task::SignOff
+            | Task::Close
+            | Task::ReadBack
+            | Task::CloseForEver
             | Task::SweepPage { .. } => return,
         };
         self.send(task, transaction);
@@ -373,15 +387,23 @@ impl EtcdDirectory {
         let (key, home) = (self.keys.name(name), self.keys.home(self.me));
         let record = NameRecord { region: *region, home: self.me, epoch: Default::default() };
         let transaction = Transaction {
-            compares: vec![Compare::Absent(key.clone()), Compare::WrittenAt(home.clone(), fence)],
+            compares: vec![
+                Compare::Absent(key.clone()),
+                Compare::WrittenAt(home.clone(), fence),
+                Compare::Absent(self.keys.closed()),
+            ],
             then: vec![Step::Put(key.clone(), record.emit())],
-            otherwise: vec![Step::Get(key), Step::Get(home)],
+            otherwise: vec![Step::Get(key), Step::Get(home), Step::Get(self.keys.closed())],
         };
         self.send(task, transaction);
     }
 
     /// Handles the result of a task's transaction.
     pub(super) fn finish(&mut self, task: Task, stored: Stored) {
+        if self.is_closed(&task, &stored) {
+            // Its requester asks node 0 next.
+            return self.unfenced.push(task);
+        }
         match task {
             Task::Claim { requester, name, region, tries } => {
                 self.finish_claim((requester, name, region, tries), &stored)
@@ -458,6 +480,9 @@ impl EtcdDirectory {
                 self.begin(Task::Number { requester, tries: tries + 1 })
             }
             Task::Take { requester, .. } => self.answer(requester, Err(self.out())),
+            Task::Close => self.finish_closing(&stored),
+            Task::ReadBack => self.take_page(&stored),
+            Task::CloseForEver => self.finish_return(&stored),
             Task::Fence => self.finish_fencing(&stored),
             Task::CheckEnding { by, found } => self.check_ending(by, &found, first(&stored, 0)),
             Task::Clear { name, .. } => {
@@ -519,6 +544,9 @@ impl EtcdDirectory {
                 self.fence = None;
                 self.refuse_unfenced();
             }
+            Task::Close | Task::ReadBack | Task::CloseForEver => {
+                self.refuse_return(self.last_failure.clone())
+            }
             Task::RaiseFrom { number_min } => self.repairs.push_back(Task::Raise { number_min }),
             // The requester was informed of the failure; the rest is retried.
             Task::Sweep { node, after, .. } | Task::SweepPage { node, after, .. } => {
@@ -544,8 +572,12 @@ impl EtcdDirectory {
         }
         let (taken, home) = (first(stored, 0), first(stored, 1));
         let again = Task::Claim { requester, name: name.clone(), region, tries: tries + 1 };
+        let is_ours = |taken: &Pair| NameRecord::parse(&taken.value).is_some_and(|its| its.region == region);
+        if let Some(closed) = first(stored, 2).filter(|_| !taken.is_some_and(is_ours)) {
+            return self.wait_for_return(requester, tries, again, closed);
+        }
         match taken {
-            Some(taken) if NameRecord::parse(&taken.value).is_some_and(|record| record.region == region) => {
+            Some(taken) if is_ours(taken) => {
                 self.own_names.insert(name, (region, Default::default()));
                 self.answer(requester, Ok(Reply::Done));
             }
@@ -590,9 +622,10 @@ impl EtcdDirectory {
             compares: vec![
                 Compare::WrittenAt(key.clone(), taken.written_at),
                 Compare::WrittenAt(home.clone(), fence),
+                Compare::Absent(self.keys.closed()),
             ],
             then: vec![Step::Put(key.clone(), record.emit())],
-            otherwise: vec![Step::Get(key), Step::Get(home)],
+            otherwise: vec![Step::Get(key), Step::Get(home), Step::Get(self.keys.closed())],
         };
         self.send(Task::Claim { requester, name, region, tries: tries + 1 }, transaction);
     }
@@ -703,7 +736,7 @@ impl EtcdDirectory {
         endings
     }
 
-    fn next_number(&self, numbers: Option<&Pair>) -> u32 {
+    pub(super) fn next_number(&self, numbers: Option<&Pair>) -> u32 {
         let written = numbers.and_then(|pair| pair.value.parse().ok());
         written.unwrap_or(0).max(NodeId::FIRST.0 + 1)
     }
@@ -731,7 +764,8 @@ impl EtcdDirectory {
         if NodeId(number).is_ephemeral() {
             return self.answer(requester, Err(ErrorReply::NoNumbers));
         }
-        let transaction = self.numbers_up_to(number + 1, numbers);
+        let mut transaction = self.numbers_up_to(number + 1, numbers);
+        transaction.compares.push(Compare::Absent(self.keys.closed()));
         self.send(Task::Take { requester, number, tries }, transaction);
     }
 

@@ -1,0 +1,217 @@
+//! Moves all names from etcd back to node 0, while sessions continue to look names up.
+//!
+//! ```text
+//!   close to claims ── read names, a page at a time ── close for ever ──► node 0 answers requests
+//! ```
+//!
+//! The key `PREFIX/closed` is `closing` meanwhile and `closed` from then on. Each claim and each issue of a number
+//! requires that it is absent, so the names that node 0 reads are complete. A node that finds `closed` asks node 0 from
+//! then on, even if no other node can tell it. Names read from etcd matter for lost and unreachable homes only: all
+//! connected homes report their names to node 0 again, as after a restart of node 0.
+
+use std::collections::BTreeMap;
+
+use super::records::NameRecord;
+use super::store::{Compare, Pair, Step, Stored, Transaction};
+use super::tasks::{TRIES_MAX, Task, first};
+use super::{EtcdDirectory, RETRY_NS};
+use crate::directory::{DirectoryOutput, NAMES_PER_ANSWER_MAX};
+use crate::ids::{NodeIncarnation, Requester};
+use crate::members::Parting;
+use crate::message::ErrorReply;
+use crate::names;
+
+/// Values of the key that closes the store to claims.
+const CLOSING: &str = "closing";
+const CLOSED: &str = "closed";
+
+/// Maximum number of incarnations read with a page of names.
+const HOMES_MAX: usize = 10_000;
+
+/// The names that node 0 has read from etcd.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Returned {
+    pub(in crate::directory) names: BTreeMap<Box<str>, NameRecord>,
+    pub(in crate::directory) lost: BTreeMap<Box<str>, (NodeIncarnation, Parting)>,
+    /// The first free node number; 0 if it was not read.
+    pub(crate) next_number: u32,
+}
+
+impl Returned {
+    /// Returns the number of names, and of lost names.
+    pub(crate) fn count(&self) -> (u64, u64) {
+        (self.names.len() as u64, self.lost.len() as u64)
+    }
+}
+
+/// A return of the names in progress.
+#[derive(Debug, Default)]
+pub(super) struct Returning {
+    /// Revision at which the store was closed to claims.
+    closed_at: u64,
+    returned: Returned,
+}
+
+impl EtcdDirectory {
+    /// Closes the store to claims. The fence invalidates the transaction if its result stays unknown.
+    pub(super) fn start_return(&mut self) {
+        let Some(fence) = self.fence else {
+            return self.outputs.push_back(DirectoryOutput::NotMoved { reason: self.out().to_string() });
+        };
+        self.returning = Some(Returning::default());
+        let (key, home) = (self.keys.closed(), self.keys.home(self.me));
+        self.close(vec![Compare::WrittenAt(home, fence), Compare::Absent(key)]);
+    }
+
+    fn close(&mut self, compares: Vec<Compare>) {
+        let key = self.keys.closed();
+        let (then, otherwise) = (vec![Step::Put(key.clone(), CLOSING.to_owned())], vec![Step::Get(key)]);
+        self.send(Task::Close, Transaction { compares, then, otherwise });
+    }
+
+    pub(super) fn finish_closing(&mut self, stored: &Stored) {
+        match (stored.is_so, first(stored, 0), self.fence) {
+            (true, ..) => {}
+            // An earlier return has ended, and this node has not heard of it.
+            (_, Some(closed), _) if closed.value == CLOSED => {
+                return self.outputs.push_back(DirectoryOutput::Closed);
+            }
+            // An earlier return was interrupted.
+            (_, Some(closed), Some(fence)) if self.returning.is_some() => {
+                let home = Compare::WrittenAt(self.keys.home(self.me), fence);
+                return self.close(vec![home, Compare::WrittenAt(closed.key.clone(), closed.written_at)]);
+            }
+            _ => return self.refuse_return("node 0 renews its key in etcd; repeat".to_owned()),
+        }
+        if let Some(returning) = &mut self.returning {
+            returning.closed_at = stored.revision;
+            self.read_back(None);
+        }
+    }
+
+    fn read_back(&mut self, after: Option<String>) {
+        let after = after.as_deref().map(|after| self.keys.name(after));
+        let names = Step::List { prefix: self.keys.names(), after, limit: NAMES_PER_ANSWER_MAX };
+        let homes = Step::List { prefix: self.keys.homes(), after: None, limit: HOMES_MAX };
+        self.send(Task::ReadBack, Transaction { then: vec![names, homes], ..Transaction::default() });
+    }
+
+    /// Takes over one page of names.
+    pub(super) fn take_page(&mut self, stored: &Stored) {
+        let Some(mut returning) = self.returning.take() else { return };
+        let (endings, prefix) = (self.endings(stored), self.keys.names());
+        let pairs = stored.read.first().map(Vec::as_slice).unwrap_or_default();
+        for pair in pairs {
+            let Some(name) = pair.key.strip_prefix(&prefix) else { continue };
+            let Some(record) = NameRecord::parse(&pair.value) else {
+                self.note_damaged(&pair.key);
+                continue;
+            };
+            match endings.get(&record.home).map(|loss| Parting::of(*loss, self.now_ns)) {
+                Some(parting) => returning.returned.lose(name.into(), record.home, parting),
+                None => drop(returning.returned.names.insert(name.into(), record)),
+            }
+        }
+        let last = pairs.last().and_then(|pair| pair.key.strip_prefix(&prefix));
+        let next = last.filter(|_| pairs.len() >= NAMES_PER_ANSWER_MAX).map(str::to_owned);
+        let is_known = |home: NodeIncarnation| {
+            home == self.me || self.paired.contains(&home) || self.ended.contains_key(&home)
+        };
+        let unknown = returning.returned.names.iter().find(|(_, record)| !is_known(record.home));
+        let unknown = unknown.map(|(name, record)| (name.clone(), record.home.node));
+        let closed_at = returning.closed_at;
+        self.returning = Some(returning);
+        match (next, unknown) {
+            (Some(last), _) => self.read_back(Some(last)),
+            (None, Some((name, node))) => self.refuse_return(format!(
+                "node {node}, which has {name:?}, is not connected to node 0; start it, or give its names up by `halite forget {node}`, then repeat"
+            )),
+            (None, None) => {
+                let key = self.keys.closed();
+                let then = vec![Step::Get(self.keys.numbers()), Step::Put(key.clone(), CLOSED.to_owned())];
+                self.send(
+                    Task::CloseForEver,
+                    Transaction::when(vec![Compare::WrittenAt(key, closed_at)], then),
+                );
+            }
+        }
+    }
+
+    pub(super) fn finish_return(&mut self, stored: &Stored) {
+        if !stored.is_so {
+            return self.refuse_return(format!("another client changed {}; repeat", self.keys.closed()));
+        }
+        let Some(Returning { mut returned, .. }) = self.returning.take() else { return };
+        returned.next_number = self.next_number(first(stored, 0));
+        // Ended since their page was read.
+        let ended = returned.names.extract_if(.., |_, record| self.ended.contains_key(&record.home));
+        for (name, record) in ended.collect::<Vec<_>>() {
+            returned.lose(name, record.home, self.ended[&record.home]);
+        }
+        self.outputs.push_back(DirectoryOutput::Returned(Box::new(returned)));
+    }
+
+    /// Ends a return without effect, and opens the store to claims.
+    pub(super) fn refuse_return(&mut self, reason: String) {
+        self.returning = None;
+        // Claims wait for the next fence, which invalidates transactions of this return.
+        (self.fence, self.must_reopen) = (None, true);
+        self.retry_ns = self.now_ns;
+        self.outputs.push_back(DirectoryOutput::NotMoved { reason });
+    }
+
+    /// Opens the store to claims if a return was interrupted and has not ended.
+    pub(super) fn reopen(&mut self) {
+        if self.returning.is_some() || !std::mem::take(&mut self.must_reopen) {
+            return;
+        }
+        let key = self.keys.closed();
+        let compare = Compare::Holds(key.clone(), CLOSING.to_owned());
+        self.repair(Task::Unchecked(Transaction::when(vec![compare], vec![Step::Delete(key)])));
+    }
+
+    /// Returns true, and tells the engine, if a task has found the store closed for ever.
+    pub(super) fn is_closed(&mut self, task: &Task, stored: &Stored) -> bool {
+        let step = match task {
+            Task::Find { .. } | Task::Fence => 1,
+            Task::List { .. } => 2,
+            _ => return false,
+        };
+        let is_closed = first(stored, step).is_some_and(|closed| closed.value == CLOSED);
+        if is_closed {
+            self.outputs.push_back(DirectoryOutput::Closed);
+        }
+        is_closed
+    }
+
+    /// Makes a request wait that found the store closed. Answers it after some tries, because the return may have been
+    /// interrupted.
+    pub(super) fn wait_for_return(&mut self, requester: Requester, tries: u8, task: Task, closed: &Pair) {
+        if closed.value == CLOSED {
+            self.outputs.push_back(DirectoryOutput::Closed);
+        } else if tries >= TRIES_MAX {
+            let reason = "the names are being moved back to node 0; if that was interrupted, start node 0 again or repeat `halite directory back`";
+            return self.answer(requester, Err(ErrorReply::DirectoryOut { reason: reason.to_owned() }));
+        }
+        self.unfenced.push(task);
+        self.retry_ns = self.retry_ns.min(self.now_ns.saturating_add(RETRY_NS));
+    }
+
+    /// Returns the requesters that wait for an answer.
+    pub(super) fn waiting(&mut self) -> Vec<Requester> {
+        let in_flight = std::mem::take(&mut self.in_flight).into_values().map(|sent| sent.task);
+        let tasks =
+            in_flight.chain(std::mem::take(&mut self.unfenced)).chain(std::mem::take(&mut self.repairs));
+        let asking = std::mem::take(&mut self.home_requests).into_values().map(|asked| asked.requester());
+        tasks.filter_map(|task| task.requester()).chain(asking).collect()
+    }
+}
+
+impl Returned {
+    /// Adds a lost name. Locks and barriers are not recorded as lost: the next session that needs them creates them.
+    fn lose(&mut self, name: Box<str>, home: NodeIncarnation, parting: Parting) {
+        if !names::is_reserved(&name) {
+            self.lost.insert(name, (home, parting));
+        }
+    }
+}
