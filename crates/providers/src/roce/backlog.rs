@@ -136,7 +136,7 @@ mod tests {
             request.1 += 8;
             (request.0, request.1 - 8)
         };
-        let mut pop = |backlog: &mut Backlog<_>| backlog.pop(8 << 10, take);
+        let pop = |backlog: &mut Backlog<_>| backlog.pop(8 << 10, take);
         assert_eq!(pop(&mut backlog), Some((2, 0)));
         backlog.push(3, 64, false, (3, 0));
         let order: Vec<_> = std::iter::from_fn(|| pop(&mut backlog)).collect();
