@@ -13,7 +13,6 @@
 //! [`crate::runtime::poll_token`] defines which thread holds the token and how arrivals are handled while it is free;
 //! [`crate::runtime::wait`] defines how long a caller spins before it sleeps.
 
-pub(crate) mod carry;
 pub(crate) mod drained;
 pub(crate) mod fetch;
 pub(crate) mod leaving;
@@ -26,6 +25,7 @@ pub(crate) mod shaping;
 mod tests;
 pub(crate) mod ticket;
 pub(crate) mod timers;
+pub(crate) mod transfer;
 pub(crate) mod troubles;
 
 use std::sync::atomic::AtomicBool;
@@ -45,10 +45,10 @@ use halite_tier::rpc::atomic::{ATOMIC_ANSWER_IMM, ATOMIC_IMM};
 use halite_tier::rpc::wire::CONTROL_IMM;
 
 use crate::driver::runner::{Runner, Shared};
-use crate::driver::ticket::{Ending, Undo, node_closed};
-use crate::posted::{Ended, InFlight, is_operation};
+use crate::driver::ticket::{CommandResult, Undo, node_closed};
+use crate::posted::{InFlight, OperationResult, is_operation};
 use crate::rpc::{CALL_WORK, DirectReceiver, Incoming, ReceiveBatch, Rpc, Service};
-use crate::runtime::crowd::Crowd;
+use crate::runtime::contention::Contention;
 use crate::runtime::env::NodeEnv;
 use crate::runtime::jobs::{Arena, Job};
 use crate::runtime::locks::{Locked, lock, ranked};
@@ -89,12 +89,12 @@ pub(crate) struct Driver {
     callers_polling: AtomicUsize,
     /// Maximum number of these threads that may spin for long: half of the cores, because each peer needs a core too.
     spinners_max: usize,
-    crowd: Crowd,
+    contention: Contention,
     /// True if polling takes system calls. Then a clock read is cheap in comparison, and waiting for an answer takes
     /// longer than going to sleep.
     polls_by_system_calls: bool,
     /// True while a caller sleeps on the fabric as the leader; see [`crate::runtime::poll_token`].
-    led: AtomicBool,
+    has_leader: AtomicBool,
     /// True if the node is leaving, has left, or has failed.
     closed: AtomicBool,
     pub(crate) process: Process,
@@ -120,11 +120,11 @@ impl Driver {
             attention_ns: AtomicU64::new(0),
             callers_polling: AtomicUsize::new(0),
             spinners_max: env.parallelism().div_ceil(2),
-            crowd: Crowd::default(),
+            contention: Contention::default(),
             polls_by_system_calls: shared.fabric.polls_by_system_calls(),
             shared,
             env,
-            led: AtomicBool::new(false),
+            has_leader: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             process: Process::current(),
         })
@@ -191,7 +191,7 @@ impl Driver {
 
     fn runner(&self) -> Locked<'_, Runner> {
         #[cfg(test)]
-        tests::note_lock();
+        tests::record_lock();
         lock(&self.runner)
     }
 
@@ -213,7 +213,7 @@ impl Driver {
         self.with(|runner, now| runner.submit(now, session, command, undo))
     }
 
-    pub(crate) fn poll_ticket(&self, op: OpId, context: &mut Context<'_>) -> Poll<Ending> {
+    pub(crate) fn poll_ticket(&self, op: OpId, context: &mut Context<'_>) -> Poll<CommandResult> {
         self.runner().tickets.poll(op, context)
     }
 
@@ -275,7 +275,7 @@ impl Driver {
         token.drive();
         if !self.env.has_progress_thread() {
             // Without a progress thread, a later arrival must ring.
-            token.rest();
+            token.release_armed();
         }
     }
 
@@ -295,7 +295,7 @@ impl Driver {
             // Many jobs may follow each other; handling arrivals in between keeps leases of live peers from expiring.
             if let Some(mut token) = self.try_token() {
                 token.drive();
-                token.rest();
+                token.release_armed();
             }
         }
     }
@@ -370,7 +370,7 @@ impl Driver {
     /// took so long that they must be.
     pub(crate) fn yield_processor(&self) -> bool {
         let begin_ns = self.now_ns();
-        if self.is_crowded(begin_ns) {
+        if self.is_contended(begin_ns) {
             return true;
         }
         std::thread::yield_now();
@@ -379,8 +379,8 @@ impl Driver {
 
     /// Returns true if more threads than cores were runnable a moment ago. If polling takes no system call, returns
     /// false: then a yield is as fast as this check and shows contention too.
-    fn is_crowded(&self, now_ns: u64) -> bool {
-        self.polls_by_system_calls && self.crowd.is_crowded(now_ns, || self.env.is_crowded())
+    fn is_contended(&self, now_ns: u64) -> bool {
+        self.polls_by_system_calls && self.contention.is_contended(now_ns, || self.env.is_contended())
     }
 
     /// Tells the adaptive spin that the thread will wait for `peer`. Returns the round trip; `None` if it is unknown.
@@ -394,7 +394,7 @@ impl Driver {
 
     /// Sleeps until the calling thread's parker is notified.
     pub(crate) fn sleep(&self, parker: &Parker) {
-        if parker.take_notice() {
+        if parker.take_notification() {
             return;
         }
         let begin = self.now_ns();
@@ -413,12 +413,15 @@ impl Driver {
             let seen = fabric.doorbell();
             token.drive_at(self.now_ns());
             let is_needed = token.has_wakes() || self.has_jobs();
-            let wakes =
-                if is_needed { token.rest_for_now() } else { self.sleep_as_leader(token, parker, seen) };
+            let wakes = if is_needed {
+                token.release_deferring_wakes()
+            } else {
+                self.sleep_as_leader(token, parker, seen)
+            };
             // Wakers may run any code, including code that waits for this node, so this thread must not lead meanwhile.
             wakes.wake_all();
             self.run_jobs();
-            if parker.take_notice() {
+            if parker.take_notification() {
                 return true;
             }
         }
@@ -427,14 +430,14 @@ impl Driver {
 
     /// Returns the poll token unless another caller sleeps as the leader.
     fn token_to_lead(&self) -> Option<Polling<'_>> {
-        self.token_of_progress_thread().filter(|_| !self.is_led())
+        self.token_of_progress_thread().filter(|_| !self.has_leader())
     }
 
     /// Sleeps as the leader until `parker` is notified or an arrival needs this thread. Returns the tasks to wake.
     fn sleep_as_leader(&self, token: Polling<'_>, parker: &Parker, mut seen: u32) -> Wakes {
         // Set under the token: its next holder sees it and arms the doorbell for the leader.
-        self.led.store(true, Relaxed);
-        let mut wakes = token.rest_for_now();
+        self.has_leader.store(true, Relaxed);
+        let mut wakes = token.release_deferring_wakes();
         let mut timeout = None;
         loop {
             if wakes.is_empty() {
@@ -442,15 +445,15 @@ impl Driver {
             }
             seen = self.shared.fabric.doorbell();
             if let Some(mut token) = self.try_token() {
-                self.led.store(false, Relaxed);
+                self.has_leader.store(false, Relaxed);
                 // Arrivals are handled before the doorbell is armed for the progress thread; otherwise they would wake
                 // it.
                 token.drive();
-                wakes.append(token.rest_for_now());
+                wakes.append(token.release_deferring_wakes());
                 return wakes;
             }
             if !wakes.is_empty() || parker.is_notified() {
-                self.led.store(false, Relaxed);
+                self.has_leader.store(false, Relaxed);
                 // A polling thread may just have armed the doorbell for this leader.
                 self.shared.fabric.wake();
                 return wakes;
@@ -473,7 +476,7 @@ impl Driver {
         let seen = self.shared.fabric.doorbell();
         if let Some(mut token) = self.try_token() {
             token.drive_at(self.now_ns());
-            token.rest();
+            token.release_armed();
         }
         self.run_jobs();
         // Briefly, because the progress thread may handle what this thread waits for.
@@ -486,7 +489,7 @@ impl Driver {
         self.end_sleep();
         if let Some(mut token) = self.try_token() {
             while token.drive_at(self.now_ns()) {}
-            token.rest();
+            token.release_armed();
         }
         self.run_jobs();
         self.begin_sleep_until(NextPoll::WhenRung)
@@ -516,16 +519,16 @@ impl Driver {
 
     /// Returns how long the progress thread may sleep. A thread that shortens this time later rings the doorbell. With
     /// [`NextPoll::Within`], other threads poll and serve the fabric's timers.
-    pub(crate) fn begin_sleep(&self, look: NextPoll) -> Duration {
-        let until = self.begin_sleep_until(look);
+    pub(crate) fn begin_sleep(&self, next: NextPoll) -> Duration {
+        let until = self.begin_sleep_until(next);
         Duration::from_nanos(until.saturating_sub(self.now_ns()))
     }
 
-    fn begin_sleep_until(&self, look: NextPoll) -> u64 {
+    fn begin_sleep_until(&self, next: NextPoll) -> u64 {
         let mut runner = self.runner();
         let now = self.now_ns();
         let attention_ns = runner.attention_ns(now);
-        let until = match look {
+        let until = match next {
             NextPoll::WhenRung => {
                 let timeout = self.shared.fabric.poll_timeout().unwrap_or(Duration::MAX);
                 attention_ns.min(now.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)))
@@ -576,9 +579,9 @@ impl Bell for Driver {
     }
 
     #[inline]
-    fn is_led(&self) -> bool {
+    fn has_leader(&self) -> bool {
         // Ordered by the token's lock; see sleep_as_leader().
-        self.led.load(Relaxed)
+        self.has_leader.load(Relaxed)
     }
 }
 
@@ -601,7 +604,9 @@ impl Polling<'_> {
     fn drive_until(mut self, spin: &mut Spin<'_>, done: impl Fn() -> bool) -> Option<Box<Incoming>> {
         while self.direct.request.is_none() && !done() && self.wakes.is_empty() && !self.driver.has_jobs() {
             if spin.is_over() {
-                return self.rest_with_request();
+                let request = self.direct.request.take();
+                self.release_armed();
+                return request;
             }
             let arrived = match spin.now_ns {
                 Some(now) => self.drive_at(now),
@@ -649,30 +654,23 @@ impl Polling<'_> {
     }
 
     /// Gives up the token for a thread that goes to sleep, and wakes tasks.
-    pub(crate) fn rest(self) {
-        self.rest_for_now().wake_all();
+    pub(crate) fn release_armed(self) {
+        self.release_deferring_wakes().wake_all();
     }
 
     /// Gives up the token for a thread that goes to sleep. Returns the tasks to wake instead of waking them.
-    fn rest_for_now(mut self) -> Wakes {
+    fn release_deferring_wakes(mut self) -> Wakes {
         let guard = self.guard.take().expect("the token is held until given up");
-        guard.rest(self.driver, |poller| {
+        guard.release_armed(self.driver, |poller| {
             drive(self.driver, poller, &mut DirectReceiver::default(), &mut self.wakes)
         });
         std::mem::take(&mut self.wakes)
     }
 
-    /// Gives up the token for a thread that goes to sleep. Returns the call that arrived for this thread.
-    fn rest_with_request(mut self) -> Option<Box<Incoming>> {
-        let request = self.direct.request.take();
-        self.rest();
-        request
-    }
-
     /// Gives up the token for the progress thread. Returns when this thread should poll next.
-    pub(crate) fn keep(mut self, now_ns: u64) -> NextPoll {
+    pub(crate) fn release_by_progress(mut self, now_ns: u64) -> NextPoll {
         let guard = self.guard.take().expect("the token is held until given up");
-        guard.keep(self.driver, now_ns, |poller| {
+        guard.release_by_progress(self.driver, now_ns, |poller| {
             drive(self.driver, poller, &mut DirectReceiver::default(), &mut self.wakes)
         })
     }
@@ -690,7 +688,7 @@ impl Drop for Polling<'_> {
         if let Some(guard) = self.guard.take() {
             let poll =
                 |poller: &mut _| drive(driver, poller, &mut DirectReceiver::default(), &mut self.wakes);
-            guard.pass(driver, || driver.now_ns(), poll);
+            guard.release(driver, || driver.now_ns(), poll);
         }
         std::mem::take(&mut self.wakes).wake_all();
     }
@@ -765,12 +763,12 @@ struct Spin<'c> {
     /// Time on the node's clock; `None` in a round without a clock read.
     now_ns: Option<u64>,
     /// True if the core was contended at the last pause.
-    is_crowded: bool,
+    is_contended: bool,
 }
 
 impl<'c> Spin<'c> {
     fn new(driver: &'c Driver) -> Spin<'c> {
-        Spin { driver, rounds: 0, limit: None, now_ns: None, is_crowded: false }
+        Spin { driver, rounds: 0, limit: None, now_ns: None, is_contended: false }
     }
 
     /// Begins a round. Returns true if the spin should end.
@@ -786,13 +784,13 @@ impl<'c> Spin<'c> {
 
     fn is_over_at(&mut self, now_ns: u64) -> bool {
         let Some((begin_ns, spin_ns)) = self.limit else {
-            let spin_ns = self.join_pollers_ns();
+            let spin_ns = self.begin_polling_ns();
             self.limit = Some((now_ns, spin_ns));
             return spin_ns == 0;
         };
         let spun_ns = now_ns - begin_ns;
         // A short spin ends before it yields: a yield could take much longer.
-        let is_over = self.is_crowded
+        let is_over = self.is_contended
             || spun_ns >= spin_ns
             || spin_ns == SPIN_SHORT_NS && self.rounds >= ROUNDS_BEFORE_YIELD;
         if is_over {
@@ -802,7 +800,7 @@ impl<'c> Spin<'c> {
     }
 
     /// Counts the caller as a poller. Returns the maximum duration of its spin, in nanoseconds.
-    fn join_pollers_ns(&self) -> u64 {
+    fn begin_polling_ns(&self) -> u64 {
         // A hint: it orders nothing.
         let others = self.driver.callers_polling.fetch_add(1, Relaxed);
         if others >= self.driver.spinners_max {
@@ -816,11 +814,11 @@ impl<'c> Spin<'c> {
     fn pause(&mut self) {
         // Earlier rounds do not even pause: each polls other memory than the last, and a pause takes as long as two
         // rounds.
-        self.is_crowded = match self.rounds >= ROUNDS_BEFORE_YIELD {
+        self.is_contended = match self.rounds >= ROUNDS_BEFORE_YIELD {
             true => self.driver.yield_processor(),
-            false => self.now_ns.is_some_and(|now_ns| self.is_long(now_ns) && self.driver.is_crowded(now_ns)),
+            false => self.now_ns.is_some_and(|now| self.is_long(now) && self.driver.is_contended(now)),
         };
-        if self.is_crowded {
+        if self.is_contended {
             AdaptiveSpin::change(AdaptiveSpin::record_contention);
         }
     }
@@ -877,10 +875,10 @@ impl Poller {
                     rpc.handle_refused(peer);
                 }
                 CompletionKind::Done { id } if is_operation(*id) => {
-                    posted.complete(*id, Ended { status, old: 0 }, wakes);
+                    posted.complete(*id, OperationResult { status, old: 0 }, wakes);
                 }
                 CompletionKind::Atomic { id, old } => {
-                    posted.complete(*id, Ended { status, old: *old }, wakes)
+                    posted.complete(*id, OperationResult { status, old: *old }, wakes)
                 }
                 CompletionKind::Done { .. } | CompletionKind::Received { .. } => {}
             }

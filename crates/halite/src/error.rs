@@ -181,7 +181,7 @@ pub enum RegionCause {
     /// Node 0, which has the directory of names, runs on another host and does not answer. It may live.
     #[error(
         "node 0, which has the directory of names, {}; {}; names work again when it answers: check the network, and restart node 0 only if it has ended",
-        unreached(*silent),
+        node_0_silence(*silent),
         if *maybe_done { "the operation may have been done" } else { "nothing was done" }
     )]
     DirectoryUnreachable {
@@ -266,7 +266,7 @@ pub enum RegionCause {
     Quota(QuotaExceeded),
 }
 
-fn unreached(silent: Option<Duration>) -> String {
+fn node_0_silence(silent: Option<Duration>) -> String {
     match silent {
         Some(silent) => format!(
             "has not been reached for {} s: its host is down, the network is cut, or a firewall drops its packets (TCP or UDP)",
@@ -347,7 +347,7 @@ impl From<ErrorReply> for RegionCause {
 
 /// An access to the bytes of a region failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
-#[error("cannot {operation} {} at offset {offset} of {region}: {cause}{}", bytes(*len), half_way(*partly && &**operation != "read"))]
+#[error("cannot {operation} {} at offset {offset} of {region}: {cause}{}", bytes(*len), partly_done(*partly && &**operation != "read"))]
 pub struct AccessError {
     /// Name of the attempted operation, such as `read` or `write`.
     #[serde(with = "text")]
@@ -371,13 +371,13 @@ fn bytes(len: u64) -> String {
 }
 
 /// Ends the message of an operation that may have been done in part.
-fn half_way(partly: bool) -> &'static str {
+fn partly_done(partly: bool) -> &'static str {
     if partly { " (part of it may have been done)" } else { "" }
 }
 
 /// A copy of bytes failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
-#[error("cannot copy {} from {from} to {to}: {side}: {cause}{}", bytes(*len), half_way(*partly))]
+#[error("cannot copy {} from {from} to {to}: {side}: {cause}{}", bytes(*len), partly_done(*partly))]
 pub struct CopyError {
     /// Number of bytes to copy.
     pub len: u64,
@@ -535,7 +535,7 @@ impl BatchError {
 #[non_exhaustive]
 pub enum JoinError {
     /// A live process already runs as this node.
-    #[error("cannot join the cluster in {}: {} already runs as node {node}; choose another number or stop it", dir.display(), runner(*pid))]
+    #[error("cannot join the cluster in {}: {} already runs as node {node}; choose another number or stop it", dir.display(), running_process(*pid))]
     AlreadyRunning {
         /// The node's number.
         node: NodeId,
@@ -697,7 +697,7 @@ pub enum JoinError {
         theirs: u16,
     },
     /// A node of the cluster answers, but node 0 is unreachable.
-    #[error("cannot join the cluster in {}: {address} answers, but node 0, which holds the names, is unreachable{}", dir.display(), or_a_rival(*node))]
+    #[error("cannot join the cluster in {}: {address} answers, but node 0, which holds the names, is unreachable{}", dir.display(), number_taken_note(*node))]
     NoFirst {
         /// The cluster directory.
         dir: PathBuf,
@@ -719,7 +719,7 @@ pub enum JoinError {
 }
 
 /// Describes the process of a running node; `pid` is 0 if it is unknown.
-fn runner(pid: u32) -> String {
+fn running_process(pid: u32) -> String {
     match pid {
         0 => "another process, whose files are not there yet or were removed (`fuser` on the directory finds it),".to_owned(),
         pid => format!("process {pid}"),
@@ -727,7 +727,7 @@ fn runner(pid: u32) -> String {
 }
 
 /// Returns the end of an error: another node may just have taken a permanent number. Ephemeral numbers are unique.
-fn or_a_rival(node: NodeId) -> String {
+fn number_taken_note(node: NodeId) -> String {
     match node.is_ephemeral() {
         true => String::new(),
         false => format!(", or another node has just become node {node}"),

@@ -33,11 +33,11 @@ mod numbers;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use halite_providers::private_dir::{Create, Kind, NameLock, PrivateDir};
+use halite_providers::private_dir::{Create, DirError, Kind, NameLock, PrivateDir};
 use halite_providers::{listeners, listening};
 use halite_tier::ids::NodeId;
 
@@ -47,7 +47,7 @@ pub use crate::error::cluster_dir::ClusterDirError;
 use crate::error::cluster_dir::is_missing;
 pub(crate) use attach_dir::AttachSocket;
 pub use halite_providers::Listening;
-pub(crate) use hosts::{KnownHosts, is_here};
+pub(crate) use hosts::{RecordedHosts, is_here};
 pub(crate) use join::{JoinLock, NodeLock};
 pub(crate) use names::{ATTACH_DIR, attach_socket_node, node_name, socket_name};
 use names::{
@@ -123,7 +123,7 @@ impl ClusterDir {
     pub fn open(path: &Path) -> Result<ClusterDir, ClusterDirError> {
         let dir = match PrivateDir::open(path) {
             Ok(dir) => dir,
-            Err(error) => return Err(ClusterDirError::of_missing(error, path)),
+            Err(error) => return Err(ClusterDirError::from_missing(error, path)),
         };
         let is_empty = dir.entries()?.is_empty();
         // If the marker was removed, running nodes mark the directory.
@@ -190,7 +190,7 @@ impl ClusterDir {
     }
 
     /// Returns the fabrics of all nodes except `node`, ordered by node number.
-    pub(crate) fn listeners_but(&self, node: NodeId) -> Result<Vec<Listeners>, ClusterDirError> {
+    pub(crate) fn listeners_except(&self, node: NodeId) -> Result<Vec<Listeners>, ClusterDirError> {
         let mut found: BTreeMap<NodeId, Vec<Provider>> = BTreeMap::new();
         let listening = listeners(&self.dir)?;
         for name in self.names_of_nodes()?.into_values().flatten() {
@@ -269,11 +269,11 @@ impl ClusterDir {
     /// Removes the files of dead nodes. Also removes the shared files if no node is alive or joining. Keeps the marker
     /// and the logs.
     pub fn clean(&self) -> Result<(), ClusterDirError> {
-        // A node that joins meanwhile cleans too, and must not lose its new files.
+        // A node that joins meanwhile cleans up too, and must keep its new files.
         let Some(join) = NameLock::take_patiently(&self.dir, JOIN_LOCK)? else { return Ok(()) };
         self.clean_some(|_| true)?;
         if !self.nodes()?.iter().any(|node| node.alive) {
-            // The next node founds another cluster and may count from the start.
+            // The next node founds another cluster, whose numbers start from the beginning.
             self.dir.remove(NEXT_NUMBER, Kind::File)?;
             self.dir.remove(NEXT_MEMBER, Kind::File)?;
             self.dir.remove(HOSTS, Kind::File)?;
@@ -314,7 +314,7 @@ impl ClusterDir {
             if self.is_alive(node)? {
                 continue;
             }
-            // If it is missing, it was removed by hand.
+            // A missing lock file was removed by hand.
             let is_remembered = names.contains(&Name::NodeLock(node));
             let create = if is_remembered { Create::No } else { Create::Yes };
             match NameLock::take(&self.dir, &lock_name(node), create) {
@@ -364,7 +364,7 @@ impl Made {
     /// Removes the directory and the parents made for it, unless other processes use it or have put files there. Called
     /// after a failed start, so that nothing remains of it.
     pub fn remove(self) {
-        // What cannot be removed stays; the next start uses it.
+        // The next start uses what could not be removed.
         let _ = self.try_remove();
     }
 
@@ -409,6 +409,36 @@ impl ClusterDir {
     pub fn create_log(&self, node: NodeId) -> Result<File, ClusterDirError> {
         Ok(self.dir.subdirectory(LOGS, Create::Yes)?.replace(&log_name(node))?)
     }
+}
+
+/// Files of one line, in which nodes record settings for other nodes of this host.
+impl ClusterDir {
+    /// Writes `line`, with its newline, to the file `name`. The caller holds the join lock.
+    fn write_line(&self, name: &str, line: &str) -> Result<(), ClusterDirError> {
+        let io = |source| DirError::Io { path: self.path().join(name), source };
+        Ok(replace_text(&mut self.dir.file(name, Create::Yes)?, line).map_err(io)?)
+    }
+
+    /// Returns the line in the file `name`. Returns `None` if the file does not exist or contains only a part of a
+    /// line, because a node died while it wrote.
+    fn read_line(&self, name: &str) -> Result<Option<String>, ClusterDirError> {
+        if !self.dir.has(name, Kind::File)? {
+            return Ok(None);
+        }
+        let mut text = String::new();
+        let io = |source| DirError::Io { path: self.path().join(name), source };
+        self.dir.file(name, Create::No)?.take(LINE_BYTES_MAX).read_to_string(&mut text).map_err(io)?;
+        Ok(text.strip_suffix('\n').map(str::to_owned))
+    }
+}
+
+/// Maximum number of bytes read from a file of one line.
+const LINE_BYTES_MAX: u64 = 8192;
+
+fn replace_text(file: &mut File, text: &str) -> io::Result<()> {
+    file.rewind()?;
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
 }
 
 /// Returns the numbers of the nodes that hold the directory; none if its file system has no such locks.

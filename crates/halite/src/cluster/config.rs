@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::networks::MetHosts;
+use super::networks::HostSettings;
 pub use crate::cluster::etcd::{BadEtcdAddress, EtcdAddress, EtcdHealth};
 pub use crate::cluster::networks::Provider;
 use crate::cluster::principals::user_name;
@@ -40,7 +40,7 @@ pub(crate) const RANDOM_NODE_BIT: u32 = 1 << 31;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
     /// The cluster directory. Only its owner may enter it, and it contains only Halite's files. The default is
-    /// `$HALITE_DIR`, else `$XDG_RUNTIME_DIR/halite` if that is of this user, else `/tmp/halite-UID`.
+    /// `$HALITE_DIR`, else `$XDG_RUNTIME_DIR/halite` if this user owns that runtime directory, else `/tmp/halite-UID`.
     pub dir: PathBuf,
     /// The node's number, below [`EPHEMERAL_NODE_MIN`]. `NodeId(0)` is the first node: it has the directory of names,
     /// unless etcd has it. `None` joins an existing cluster under an ephemeral number, which is never reused.
@@ -228,10 +228,12 @@ impl Config {
     /// Checks that the arena fits into the memory that this process may use: the machine's memory, and the limits of
     /// the control groups that enclose the process. Other limits take effect only when the node joins.
     pub fn check(&self) -> Result<(), JoinError> {
-        match headroom::most() {
-            Some(most) if self.arena_bytes > most.bytes => {
-                Err(JoinError::ArenaTooLarge { wanted: self.arena_bytes, most: most.bytes, limit: most.by })
-            }
+        match headroom::memory_limit() {
+            Some(limit) if self.arena_bytes > limit.bytes => Err(JoinError::ArenaTooLarge {
+                wanted: self.arena_bytes,
+                most: limit.bytes,
+                limit: limit.source,
+            }),
             _ => Ok(()),
         }
     }
@@ -239,7 +241,7 @@ impl Config {
     /// Checks that the settings for other hosts are consistent.
     pub fn check_hosts(&self) -> Result<(), JoinError> {
         let Some(hosts) = &self.hosts else { return Ok(()) };
-        MetHosts::providers(self)?;
+        HostSettings::providers(self)?;
         let is_first = self.node == Some(NodeId::FIRST);
         match is_first && self.found && hosts.join.is_empty() && self.directory.is_none() {
             true => Err(JoinError::FoundsBlindly),

@@ -1,7 +1,7 @@
 //! Access to the directory of names in etcd: the address of etcd, and the threads that send transactions to it.
 //!
 //! ```text
-//!   engine ── Effect::Store ──► Carriers (a queue and a few threads) ── HTTP and JSON ──► etcd
+//!   engine ── Effect::Store ──► EtcdClient (a queue and a few threads) ── HTTP and JSON ──► etcd
 //!          ◄── handle_stored ──
 //!          ◄── handle_listed ── Watch ◄── etcd reports members that come and go
 //!                               Enrolment ──► this node's own entry
@@ -36,7 +36,7 @@ pub use health::EtcdHealth;
 
 /// Maximum number of concurrent requests of a node. Each request carries the transactions that were waiting when it was
 /// sent.
-const CARRIERS: usize = 4;
+const THREADS: usize = 4;
 /// Time for which a node has the exclusive right to found the cluster.
 pub(crate) const FOUNDING: Duration = Duration::from_secs(15);
 /// Age from which an ephemeral node watches the members in etcd; a node that runs a single command ends earlier.
@@ -130,7 +130,7 @@ impl Jobs {
 
 /// A node's connection to etcd: the threads that carry its transactions, and its own entries in etcd.
 #[derive(Default)]
-pub(crate) struct Carriers {
+pub(crate) struct EtcdClient {
     deliver: OnceLock<Arc<Deliver>>,
     open: Mutex<Option<(EtcdAddress, Sender<Job>)>>,
     presence: Mutex<Presence>,
@@ -142,18 +142,18 @@ struct Presence {
     /// The node's entries; set once the node has joined.
     announcement: Option<Announcement>,
     /// Address of etcd, once etcd has the names.
-    at: Option<EtcdAddress>,
-    kept: Option<Kept>,
+    address: Option<EtcdAddress>,
+    connection: Option<Connection>,
 }
 
-/// The connections that a node keeps open to etcd: for its own entries and a watch, or only for a watch.
+/// The connection that a node keeps open to etcd: for its own entries and a watch, or only for a watch.
 #[expect(dead_code, reason = "it is held")]
-enum Kept {
-    Announces(Enrolment),
-    Listens(Watch),
+enum Connection {
+    Entries(Enrolment),
+    Watch(Watch),
 }
 
-impl Carriers {
+impl EtcdClient {
     /// Sets the receiver of all messages. Must be called before the connection opens.
     pub(crate) fn set_receiver<T: Send + Sync + 'static>(
         &self,
@@ -178,13 +178,13 @@ impl Carriers {
         }
         let (queue, jobs) = channel::<Job>();
         let jobs = Arc::new(Mutex::new(Jobs { queue: jobs, left: None }));
-        for _ in 0..CARRIERS {
+        for _ in 0..THREADS {
             let (jobs, deliver, gateway) = (jobs.clone(), deliver.clone(), Gateway::new(address));
-            let carry = move || {
+            let run = move || {
                 while let Some((ids, transactions)) =
                     jobs.lock().unwrap_or_else(PoisonError::into_inner).next_batch()
                 {
-                    let results = gateway.carry_out_all(&transactions);
+                    let results = gateway.execute_all(&transactions);
                     for (id, result) in ids.into_iter().zip(results) {
                         if !deliver(EtcdMessage::Stored(id, result)) {
                             return;
@@ -192,7 +192,7 @@ impl Carriers {
                     }
                 }
             };
-            threads::spawn("halite-etcd", carry)?;
+            threads::spawn("halite-etcd", run)?;
         }
         *open = Some((address.clone(), queue));
         Ok(())
@@ -218,16 +218,16 @@ impl Carriers {
     }
 
     /// Sets the address of etcd once etcd has the names; the node then announces itself there.
-    pub(crate) fn settle_at(&self, address: &EtcdAddress) -> std::io::Result<()> {
+    pub(crate) fn set_address(&self, address: &EtcdAddress) -> std::io::Result<()> {
         let mut presence = self.presence();
-        presence.at = Some(address.clone());
+        presence.address = Some(address.clone());
         self.enrol(&mut presence)
     }
 
     /// Stops using etcd, because the names have moved back to node 0.
     pub(crate) fn leave(&self) {
         let mut presence = self.presence();
-        (presence.at, presence.kept) = (None, None);
+        (presence.address, presence.connection) = (None, None);
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -242,16 +242,16 @@ impl Carriers {
 
     fn enrol(&self, presence: &mut Presence) -> std::io::Result<()> {
         let (Some(announcement), Some(at), Some(deliver)) =
-            (&presence.announcement, &presence.at, self.deliver.get())
+            (&presence.announcement, &presence.address, self.deliver.get())
         else {
             return Ok(());
         };
-        let (of, deliver) = (announcement.clone(), deliver.clone());
-        presence.kept = match (announcement.node.is_ephemeral(), &announcement.hosts) {
-            (false, _) => Some(Kept::Announces(Enrolment::begin(at, of, deliver)?)),
+        let (own, deliver) = (announcement.clone(), deliver.clone());
+        presence.connection = match (announcement.node.is_ephemeral(), &announcement.hosts) {
+            (false, _) => Some(Connection::Entries(Enrolment::begin(at, own, deliver)?)),
             (true, Some(_)) => {
-                let listener = Listener { of, again: None, deliver, after: EPHEMERAL_AFTER };
-                Some(Kept::Listens(Watch::begin(at, listener)?))
+                let listener = Listener { own, rewrite: None, deliver, delay: EPHEMERAL_AFTER };
+                Some(Connection::Watch(Watch::begin(at, listener)?))
             }
             // The cluster directory shows it all other nodes.
             (true, None) => None,
@@ -260,7 +260,7 @@ impl Carriers {
     }
 
     /// Sends a transaction to etcd. Delivers one result per transaction, unless the node no longer exists.
-    pub(crate) fn carry(&self, id: u64, transaction: Transaction) {
+    pub(crate) fn send(&self, id: u64, transaction: Transaction) {
         let sent = match &*self.open.lock().unwrap_or_else(PoisonError::into_inner) {
             // The threads live as long as the queue.
             Some((_, queue)) => queue.send((id, transaction)).is_ok(),
@@ -292,13 +292,15 @@ impl Carriers {
             deliver(message());
         };
         if let Err(error) = threads::spawn("halite-etcd-once", run) {
-            tracing::warn!("a request to etcd is lost: {error}");
+            tracing::warn!(
+                "a request to etcd was dropped, because no thread could be started for it: {error}"
+            );
         }
     }
 }
 
-impl std::fmt::Debug for Carriers {
+impl std::fmt::Debug for EtcdClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Carriers").finish_non_exhaustive()
+        f.debug_struct("EtcdClient").finish_non_exhaustive()
     }
 }

@@ -12,7 +12,7 @@ use halite_providers::secure::Secrets;
 use halite_providers::{RoceConfig, RoceFabric, ShmConfig, ShmFabric, Sleep};
 use halite_tier::ids::NodeId;
 
-use crate::cluster::cluster_dir::{ClusterDir, KnownHosts, Listeners, is_here, socket_name};
+use crate::cluster::cluster_dir::{ClusterDir, Listeners, RecordedHosts, is_here, socket_name};
 use crate::cluster::config::{Config, Hosts};
 use crate::cluster::ways;
 use crate::error::JoinError;
@@ -27,7 +27,7 @@ pub struct NodeIdentity {
     /// The hello message that the fabric sends to each new peer.
     pub hello: Vec<u8>,
     /// Settings for connections to other hosts; `None` if there are none.
-    pub(crate) hosts: Option<MetHosts>,
+    pub(crate) hosts: Option<HostSettings>,
 }
 
 impl NodeIdentity {
@@ -75,7 +75,7 @@ impl fmt::Display for Provider {
 
 /// Returns the providers of a node, in the order of [`Provider`]: those of `config`, or those of the cluster that the node
 /// joins.
-pub(crate) fn chosen(config: &Config, others: &[Listeners]) -> Vec<Provider> {
+pub(crate) fn choose(config: &Config, others: &[Listeners]) -> Vec<Provider> {
     let mut chosen = match (config.providers.is_empty(), others.first()) {
         (false, _) => config.providers.clone(),
         (true, Some(lowest)) => lowest.providers.clone(),
@@ -104,7 +104,7 @@ pub(crate) fn open(
     if let [(_, only)] = &parts[..] {
         return Ok(only.clone());
     }
-    Ok(Arc::new(Composite::new(parts).map_err(failed)?))
+    Ok(Arc::new(Composite::new(parts).map_err(fabric_error)?))
 }
 
 fn open_one(
@@ -123,16 +123,16 @@ fn open_one(
                 sleep,
                 ..ShmConfig::new(&config.dir, name)
             };
-            ShmFabric::open(shm).map_err(failed)?
+            ShmFabric::open(shm).map_err(fabric_error)?
         }
         Provider::Roce => {
             let roce = RoceConfig { hello, ..roce_config(config, name, identity.hosts.as_ref()) };
-            RoceFabric::open(roce).map_err(failed)?
+            RoceFabric::open(roce).map_err(fabric_error)?
         }
     })
 }
 
-fn roce_config(config: &Config, name: String, hosts: Option<&MetHosts>) -> RoceConfig {
+fn roce_config(config: &Config, name: String, hosts: Option<&HostSettings>) -> RoceConfig {
     RoceConfig {
         address: hosts.map_or(config.address, |hosts| hosts.known.addresses[0]),
         other_addresses: hosts.map(|hosts| hosts.known.addresses[1..].to_vec()).unwrap_or_default(),
@@ -147,34 +147,34 @@ fn roce_config(config: &Config, name: String, hosts: Option<&MetHosts>) -> RoceC
 
 /// Settings of a node for connections to other hosts.
 #[derive(Clone, Debug)]
-pub(crate) struct MetHosts {
+pub(crate) struct HostSettings {
     hosts: halite_providers::Hosts,
     /// Settings that the node records for nodes of this host that have no settings of their own.
-    pub(crate) known: KnownHosts,
+    pub(crate) known: RecordedHosts,
 }
 
-impl MetHosts {
+impl HostSettings {
     /// Returns the settings of `config`, or the settings that another node of this host has recorded; `None` if the
     /// cluster has no other hosts.
-    pub(crate) fn of(config: &Config, dir: &ClusterDir) -> Result<Option<MetHosts>, JoinError> {
+    pub(crate) fn of(config: &Config, dir: &ClusterDir) -> Result<Option<HostSettings>, JoinError> {
         let (listen, known) = match &config.hosts {
             Some(Hosts { listen, secret_file, .. }) => {
-                let addresses = addresses_of_packets(config, listen)?;
+                let addresses = packet_addresses(config, listen)?;
                 let secret_file = std::path::absolute(secret_file).map_err(JoinError::io(secret_file))?;
-                (listen.clone(), KnownHosts { addresses, secret_file })
+                (listen.clone(), RecordedHosts { addresses, secret_file })
             }
             // A node with a configured number gets its settings from its operator.
             None if config.node.is_some() => return Ok(None),
             None => match dir.hosts()? {
                 // Applications of two hosts connect to each other too.
                 Some(known) => {
-                    let known = KnownHosts { addresses: present_addresses(&known.addresses)?, ..known };
+                    let known = RecordedHosts { addresses: present_addresses(&known.addresses)?, ..known };
                     (known.addresses.iter().map(|address| SocketAddr::new(*address, 0)).collect(), known)
                 }
                 None => return Ok(None),
             },
         };
-        let secrets = Secrets::read(&known.secret_file).map_err(failed)?;
+        let secrets = Secrets::read(&known.secret_file).map_err(fabric_error)?;
         let mut hosts = halite_providers::Hosts::known_by(secrets);
         for listen in listen {
             hosts.listen_also(listen).map_err(|source| {
@@ -185,7 +185,7 @@ impl MetHosts {
             })?;
         }
         hosts.secret_file = Some(known.secret_file.clone());
-        Ok(Some(MetHosts { hosts, known }))
+        Ok(Some(HostSettings { hosts, known }))
     }
 
     /// Returns the addresses at which other hosts dial the node; empty if they cannot dial it.
@@ -203,7 +203,7 @@ impl MetHosts {
     pub(crate) fn providers(config: &Config) -> Result<Vec<Provider>, JoinError> {
         match config.providers[..] {
             [] => Ok(Provider::ALL.to_vec()),
-            _ if config.providers.contains(&Provider::Roce) => Ok(chosen(config, &[])),
+            _ if config.providers.contains(&Provider::Roce) => Ok(choose(config, &[])),
             _ => {
                 Err(JoinError::BadConfig("nodes of several hosts need roce; shm is for one host".to_owned()))
             }
@@ -213,7 +213,7 @@ impl MetHosts {
 
 /// Returns the addresses of this host for packets, at least one: the addresses at which the node listens, or only
 /// `config.address` if that is not a loopback address.
-fn addresses_of_packets(config: &Config, listen: &[SocketAddr]) -> Result<Vec<IpAddr>, JoinError> {
+fn packet_addresses(config: &Config, listen: &[SocketAddr]) -> Result<Vec<IpAddr>, JoinError> {
     let mut addresses = Vec::new();
     if config.address.is_loopback() {
         for address in listen.iter().map(SocketAddr::ip) {
@@ -243,7 +243,7 @@ fn present_addresses(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, JoinError> {
     Ok(here)
 }
 
-fn failed(error: impl std::error::Error + Send + Sync + 'static) -> JoinError {
+fn fabric_error(error: impl std::error::Error + Send + Sync + 'static) -> JoinError {
     JoinError::Fabric(Box::new(error))
 }
 

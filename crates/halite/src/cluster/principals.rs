@@ -78,14 +78,14 @@ pub(crate) fn user_name(uid: u32) -> String {
 pub(crate) fn principal_of(uid: u32, rules: &[PrincipalRule]) -> Principal {
     let has_groups = rules.iter().any(|rule| matches!(rule.of, UnixName::Group(_)));
     let groups = if has_groups { read("/etc/group") } else { String::new() };
-    ruled(uid, rules, &read("/etc/passwd"), &groups)
+    apply_rules(uid, rules, &read("/etc/passwd"), &groups)
 }
 
 fn read(file: &str) -> String {
     std::fs::read_to_string(file).unwrap_or_default()
 }
 
-fn ruled(uid: u32, rules: &[PrincipalRule], passwd: &str, groups: &str) -> Principal {
+fn apply_rules(uid: u32, rules: &[PrincipalRule], passwd: &str, groups: &str) -> Principal {
     let user = User::find(passwd, uid);
     let number = uid.to_string();
     let is_user = |rule: &&PrincipalRule| match &rule.of {
@@ -145,12 +145,12 @@ mod tests {
     const GROUPS: &str = "staff:x:7:\ndev:x:30:root,bob\nother:x:1000:\n:x:31:ada\ngarbage\n";
 
     #[test]
-    fn rules_of_users_go_before_rules_of_groups_before_names() {
+    fn user_rules_precede_group_rules() {
         let rules: Vec<PrincipalRule> =
             ["group.dev=team", "group.staff=ops", "user.root=admin", "user.9=nine"]
                 .map(|rule| rule.parse().unwrap())
                 .into();
-        let principal = |uid, rules: &[PrincipalRule]| ruled(uid, rules, PASSWD, GROUPS).to_string();
+        let principal = |uid, rules: &[PrincipalRule]| apply_rules(uid, rules, PASSWD, GROUPS).to_string();
         let found = [0, 1000, 7, 8, 9].map(|uid| principal(uid, &rules));
         assert_eq!(found, ["admin", "ops", "team", "uid-8", "nine"]);
         assert_eq!([1000, 7, 9].map(|uid| principal(uid, &[])), ["ada", "bob", "uid-9"]);

@@ -170,8 +170,8 @@ mod tests {
         assert_eq!(ways(&[Roce], None).to(&announced), ["10.0.0.2:7000"]);
         let several = "10.0.0.2:7000,[fd00::2]:7000";
         assert_eq!(list(&hosts_of(&here.announced_address(several, NodeId(3)))), several);
-        assert_eq!(ways(&[Roce], None).to(several), [several], "one after the other");
-        // One that no other host can dial.
+        assert_eq!(ways(&[Roce], None).to(several), [several], "the addresses stay in one list");
+        // A node that no other host can dial.
         assert_eq!(here.to(&here.announced_address("", NodeId(3))), ["node-3.shm.sock"]);
     }
 

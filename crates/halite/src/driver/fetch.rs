@@ -5,7 +5,7 @@ use halite_tier::access::Blocked;
 use halite_tier::rpc::Target;
 
 use crate::driver::Driver;
-use crate::driver::carry::{Kind, Transfer};
+use crate::driver::transfer::{Kind, Transfer};
 use crate::posted::Cursor;
 
 /// The peer is gone, or has no memory at that address.
@@ -27,7 +27,7 @@ pub(crate) async fn fetch(
         return window.read(address.offset, into).map_err(|_| NotFetched);
     }
     let mut fetch = Fetch { peer, address, into };
-    driver.carry(&mut fetch, Cursor::default()).await.map_err(|_| NotFetched)
+    driver.run_transfer(&mut fetch, Cursor::default()).await.map_err(|_| NotFetched)
 }
 
 /// A single read at a fixed address.

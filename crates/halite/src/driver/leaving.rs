@@ -12,7 +12,7 @@ use halite_mem::Elapsed;
 
 use crate::driver::Driver;
 use crate::driver::runner::Runner;
-use crate::posted::Mark;
+use crate::posted::OperationSnapshot;
 
 /// Time limit for each phase of leaving, in case peers do not read their messages.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -28,9 +28,9 @@ pub(crate) struct Leaving {
 
 #[derive(Debug)]
 enum Part {
-    /// Waits for the operations that were posted before the mark.
+    /// Waits for the operations that were posted before the snapshot.
     Operations {
-        mark: Mark,
+        snapshot: OperationSnapshot,
     },
     /// Waits until the peers have read the farewell message.
     Farewell,
@@ -42,18 +42,18 @@ impl Leaving {
     pub(crate) fn begin(driver: &Driver) -> Leaving {
         driver.set_closed();
         let (stale, _) = retire_handles(driver);
-        let mark = driver.shared.posted.mark_all();
-        Leaving { part: Part::Operations { mark }, deadline_ns: deadline_ns(driver), stale }
+        let snapshot = driver.shared.posted.snapshot_all();
+        Leaving { part: Part::Operations { snapshot }, deadline_ns: deadline_ns(driver), stale }
     }
 
     /// Takes the next step of leaving; the caller drives the node first. Returns true once the runner is closed.
     pub(crate) fn advance(&mut self, driver: &Driver) -> bool {
         let is_late = driver.now_ns() >= self.deadline_ns;
         match &mut self.part {
-            Part::Operations { mark } => {
+            Part::Operations { snapshot } => {
                 // Peers take "I leave" to mean that this node no longer accesses their memory. If operations are still
                 // in progress, the peers learn of their end from the fabric.
-                let is_over = driver.look(|runner| is_over(driver, runner, mark));
+                let is_over = driver.look(|runner| is_over(driver, runner, snapshot));
                 if is_over {
                     driver.with(|runner, now| runner.leave(now));
                 }
@@ -79,9 +79,9 @@ impl Leaving {
     }
 }
 
-fn is_over(driver: &Driver, runner: &Runner, mark: &mut Mark) -> bool {
+fn is_over(driver: &Driver, runner: &Runner, snapshot: &mut OperationSnapshot) -> bool {
     let has_commands = runner.engine().is_some_and(|engine| engine.has_commands_under_way());
-    driver.shared.posted.is_over(mark) && !has_commands
+    driver.shared.posted.is_over(snapshot) && !has_commands
 }
 
 fn deadline_ns(driver: &Driver) -> u64 {

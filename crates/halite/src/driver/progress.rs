@@ -37,7 +37,7 @@ impl Drop for ProgressThread {
         // Pairs with the Acquire in run(); the ring wakes the thread.
         self.stopping.store(true, Release);
         self.driver.shared.fabric.wake();
-        let ended = self.thread.take().expect("it is dropped once").join();
+        let ended = self.thread.take().expect("the thread is joined once").join();
         if let Err(panic) = ended
             && !std::thread::panicking()
         {
@@ -53,7 +53,7 @@ fn run(driver: &Driver, stopping: &AtomicBool) {
     let fabric = &driver.shared.fabric;
     let mut arrivals = Arrivals { spin: AdaptiveSpin::NEW, last_ns: 0, quiet_at_ns: 0 };
     arrivals.spin.set_by_packets(fabric.polls_by_system_calls());
-    let mut look = NextPoll::WhenRung;
+    let mut next = NextPoll::WhenRung;
     loop {
         // Read before polling, so that any later ring ends the sleep.
         let seen = fabric.doorbell();
@@ -61,21 +61,21 @@ fn run(driver: &Driver, stopping: &AtomicBool) {
         if stopping.load(Acquire) {
             return;
         }
-        let looked = look_after(driver, &mut arrivals, stopping);
-        look = looked.unwrap_or(look.again());
+        let polled = handle_arrivals(driver, &mut arrivals, stopping);
+        next = polled.unwrap_or(next.again());
         driver.run_jobs();
-        fabric.wait(Sleeper::Progress, seen, Some(driver.begin_sleep(look)));
+        fabric.wait(Sleeper::Progress, seen, Some(driver.begin_sleep(next)));
         driver.end_sleep();
     }
 }
 
 /// Handles arrivals until none is likely to follow soon, or the thread is to stop. Returns when to poll next, or `None` if
 /// another thread polls.
-fn look_after(driver: &Driver, arrivals: &mut Arrivals, stopping: &AtomicBool) -> Option<NextPoll> {
+fn handle_arrivals(driver: &Driver, arrivals: &mut Arrivals, stopping: &AtomicBool) -> Option<NextPoll> {
     while let Some(token) = driver.try_token() {
-        let look = poll_until_quiet(driver, token, arrivals, stopping);
-        if look.is_some() {
-            return look;
+        let next = poll_until_quiet(driver, token, arrivals, stopping);
+        if next.is_some() {
+            return next;
         }
     }
     driver.run_due_timers();
@@ -103,8 +103,8 @@ fn poll_until_quiet(
         // A peer that never falls silent does not keep this node from closing.
         let leaves = leaves || stopping.load(Acquire);
         if woke || leaves {
-            let look = token.keep(now);
-            return if woke { None } else { Some(look) };
+            let next = token.release_by_progress(now);
+            return if woke { None } else { Some(next) };
         }
         // As in the driver's Spin::pause(): a short spin ends before it yields.
         if now - arrivals.last_ns >= SPIN_SHORT_NS && driver.yield_processor() {
@@ -150,7 +150,7 @@ impl Driver {
     pub(crate) fn rest(&self) {
         if let Some(mut token) = self.token_of_progress_thread() {
             token.drive();
-            token.rest();
+            token.release_armed();
         }
     }
 }

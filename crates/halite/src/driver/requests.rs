@@ -9,7 +9,7 @@ use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Target};
 
 use crate::driver::Driver;
-use crate::rpc::{Into, NotPosted, Posted, Reply, Request, Rpc};
+use crate::rpc::{NotPosted, Posted, Reply, ReplyBuffer, Request, Rpc};
 use crate::runtime::wait::Wakes;
 
 /// A posted request. Dropping it before its reply is taken cancels it.
@@ -21,19 +21,19 @@ pub(crate) struct Pending<'c> {
 
 /// Number of times that a spinning thread checks for its own reply after the arrival of other replies. After that, the
 /// thread registers a waker, which only its own reply wakes, and checks its deadline.
-const LOOKS_MAX: usize = 64;
+const CHECKS_MAX: usize = 64;
 
 /// Interval between attempts to post a request for which there is no room. The peer publishes its ring's head by a plain
 /// write, which wakes no task.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// Result of a spin for a reply.
-pub(crate) enum Spun {
+pub(crate) enum SpinResult {
     Taken(Reply),
     Ended(ReplyState),
     /// No reply arrived; wait by waker. `has_spun` is true if the thread has spun for as long as that is likely to be
     /// faster than sleeping.
-    InVain {
+    NoReply {
         has_spun: bool,
     },
 }
@@ -75,7 +75,7 @@ impl Driver {
         let mut request = *request;
         let (mut waits, mut has_dialled) = (false, false);
         loop {
-            // Both before the attempt, so that room made during it is not missed.
+            // The count and the mark come before the attempt, so that room made during it is not missed.
             let seen = self.shared.posted.progress_count();
             if waits {
                 self.shared.rpc.client.set_ring_waiters();
@@ -121,7 +121,7 @@ impl Driver {
         let mut seen = changes.count();
         let mut is_connecting = self.with(|runner, now| runner.use_node(now, node));
         while is_connecting && !self.is_closed() {
-            changes.after(seen).await;
+            changes.wait(seen).await;
             seen = changes.count();
             is_connecting = self.look(|runner| runner.is_connecting(node));
         }
@@ -236,7 +236,7 @@ impl<'c> Pending<'c> {
 
     /// Takes the reply if it has arrived. Does not read the clock.
     #[inline]
-    pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, ReplyState> {
+    pub(crate) fn try_take(&mut self, into: ReplyBuffer<'_>) -> Result<Reply, ReplyState> {
         let rpc = &self.driver.shared.rpc;
         let reply = match self.posted.by_line {
             Some(_) => rpc.client.try_take_line(self.posted.slot, into).ok_or(ReplyState::Waiting)?,
@@ -249,28 +249,28 @@ impl<'c> Pending<'c> {
     /// Spins for the reply while driving the node, for as long as that is likely to be faster than sleeping. Registers
     /// no waker and ignores the deadline.
     #[inline]
-    pub(crate) fn spin(&mut self, mut into: Into<'_>) -> Spun {
+    pub(crate) fn spin(&mut self, mut into: ReplyBuffer<'_>) -> SpinResult {
         let driver = self.driver;
         if driver.is_forked() {
-            return Spun::Ended(ReplyState::Overdue);
+            return SpinResult::Ended(ReplyState::Overdue);
         }
-        for _ in 0..LOOKS_MAX {
-            // Read before the look, so that later arrivals are not missed.
+        for _ in 0..CHECKS_MAX {
+            // Read before the check, so that later arrivals are not missed.
             let seen = driver.shared.rpc.client.arrivals();
             match self.try_take(into.reborrow()) {
-                Ok(reply) => return Spun::Taken(reply),
+                Ok(reply) => return SpinResult::Taken(reply),
                 Err(ReplyState::Waiting) => {
                     if let Some(peer) = self.distant() {
                         driver.expect_round_trip(peer);
                     }
                 }
-                Err(look) => return Spun::Ended(look),
+                Err(state) => return SpinResult::Ended(state),
             }
             if !driver.spin_until(|| self.may_have_arrived(seen)) {
-                return Spun::InVain { has_spun: true };
+                return SpinResult::NoReply { has_spun: true };
             }
         }
-        Spun::InVain { has_spun: false }
+        SpinResult::NoReply { has_spun: false }
     }
 
     /// Waits for the reply, the end of the server's incarnation, or the deadline.
@@ -299,20 +299,20 @@ impl<'c> Pending<'c> {
     fn poll_table(&self, context: &mut Context<'_>) -> Poll<ReplyState> {
         // Wakers are cloned and dropped outside of the lock, since they may run any code.
         let mut waker = Some(context.waker().clone());
-        let look =
+        let state =
             self.driver.shared.rpc.client.wait_for(self.posted.slot, || self.driver.now_ns(), &mut waker);
-        match look {
+        match state {
             ReplyState::Waiting => Poll::Pending,
-            look => Poll::Ready(look),
+            state => Poll::Ready(state),
         }
     }
 
     /// Takes the reply; the state must be [`ReplyState::Replied`].
-    pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
+    pub(crate) fn take(&mut self, into: ReplyBuffer<'_>) -> Reply {
         let rpc = &self.driver.shared.rpc;
         let slot = self.posted.slot;
         let reply = match self.posted.by_line {
-            Some(_) => rpc.client.try_take_line(slot, into).expect("it has arrived"),
+            Some(_) => rpc.client.try_take_line(slot, into).expect("the reply has arrived"),
             None => rpc.client.take_reply(slot, into),
         };
         self.open = reply.needs_slot();

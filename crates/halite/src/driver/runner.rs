@@ -23,15 +23,15 @@ use halite_tier::rpc::Target;
 use halite_tier::rpc::wire::CONTROL_IMM;
 
 use crate::cluster::cluster_dir::{ClusterDir, TakenNumbers};
-use crate::cluster::etcd::{Carriers, EtcdMessage};
+use crate::cluster::etcd::{EtcdClient, EtcdMessage};
 use crate::cluster::ways::Ways;
 use crate::driver::drained::DrainedNode;
 use crate::driver::shaping::Shaping;
-use crate::driver::ticket::{Begun, Chore, Tickets, Undo};
+use crate::driver::ticket::{CommandStart, FollowUp, Tickets, Undo};
 use crate::driver::timers::Timers;
 use crate::driver::troubles::Troubles;
 use crate::metrics::{AttachedSessions, Queues, Timings};
-use crate::posted::{Fetch, Fetches, InFlight, Mark};
+use crate::posted::{Fetch, Fetches, InFlight, OperationSnapshot};
 use crate::rpc::Rpc;
 use crate::rpc::peers::Peers;
 use crate::runtime::event::Event;
@@ -68,7 +68,7 @@ pub(crate) struct Shared {
     /// The sessions of other processes that are attached to the node.
     pub(crate) attached: Arc<AttachedSessions>,
     /// Threads that carry transactions to etcd, if etcd keeps the names.
-    pub(crate) carriers: Carriers,
+    pub(crate) etcd_client: EtcdClient,
     /// The cluster directory, in which nodes record where names are kept; `None` for a node without files.
     pub(crate) dir: Option<PathBuf>,
 }
@@ -101,7 +101,7 @@ pub(crate) struct Runner {
 struct PendingToken {
     token: Token,
     grace: GracePeriod,
-    mark: Mark,
+    snapshot: OperationSnapshot,
 }
 
 /// The connections that this node is dialling.
@@ -112,14 +112,14 @@ pub(crate) struct Dialling {
     pub(crate) failed: Vec<ConnectFailure>,
     /// The last failed dial that the engine wanted. A failure because the peer belongs to another cluster takes
     /// precedence.
-    pub(crate) unmet: Option<ConnectFailure>,
+    pub(crate) last_failure: Option<ConnectFailure>,
 }
 
 impl Dialling {
-    fn record_unmet(&mut self, failure: ConnectFailure) {
+    fn record_failure(&mut self, failure: ConnectFailure) {
         let is_stranger = |failure: &ConnectFailure| failure.trouble == ConnectTrouble::Stranger;
-        if is_stranger(&failure) || !self.unmet.as_ref().is_some_and(is_stranger) {
-            self.unmet = Some(failure);
+        if is_stranger(&failure) || !self.last_failure.as_ref().is_some_and(is_stranger) {
+            self.last_failure = Some(failure);
         }
     }
 }
@@ -129,12 +129,12 @@ impl Dialling {
 enum Dial {
     /// The node joins, and connects to all members.
     Joining,
-    Wanted(Dialled),
+    Wanted(WantedDial),
 }
 
 /// A node that the engine wants dialled.
 #[derive(Debug)]
-struct Dialled {
+struct WantedDial {
     /// The address that the node publishes.
     announced: String,
     /// Addresses of the node that remain to be tried.
@@ -207,23 +207,23 @@ impl Runner {
         command: Command,
         undo: Undo,
     ) -> Option<OpId> {
-        let begun = Begun { name: command.name(), at_ns: now };
+        let start = CommandStart { name: command.name(), at_ns: now };
         let op = self.engine.as_mut()?.submit(now, session, command);
-        self.tickets.open(op, session, undo, begun);
+        self.tickets.open(op, session, undo, start);
         Some(op)
     }
 
     pub(crate) fn abandon(&mut self, now: u64, op: OpId) {
-        if let Some(chore) = self.tickets.abandon(op) {
-            self.do_chore(now, chore);
+        if let Some(follow_up) = self.tickets.abandon(op) {
+            self.submit_follow_up(now, follow_up);
         }
     }
 
-    fn do_chore(&mut self, now: u64, chore: Chore) {
+    fn submit_follow_up(&mut self, now: u64, follow_up: FollowUp) {
         let Some(engine) = &mut self.engine else { return };
-        let begun = Begun { name: chore.command.name(), at_ns: now };
-        let op = engine.submit(now, chore.session, chore.command);
-        self.tickets.open_abandoned(op, chore.session, chore.undo, begun);
+        let start = CommandStart { name: follow_up.command.name(), at_ns: now };
+        let op = engine.submit(now, follow_up.session, follow_up.command);
+        self.tickets.open_abandoned(op, follow_up.session, follow_up.undo, start);
     }
 
     // Events of the fabric.
@@ -239,8 +239,8 @@ impl Runner {
                 failure.trouble
             );
             dialled.is_silent |= failure.trouble == ConnectTrouble::Silent;
-            self.troubles.note_dial(&dialled.announced, failure);
-            self.dialling.record_unmet(failure.clone());
+            self.troubles.record_dial(&dialled.announced, failure);
+            self.dialling.record_failure(failure.clone());
             return self.dial_next(now, dialled);
         }
         let Some(engine) = &mut self.engine else { return };
@@ -321,18 +321,18 @@ impl Runner {
     }
 
     /// Returns true if all dials have been answered and all resulting connections have been accepted or refused.
-    pub(crate) fn has_met_all(&self) -> bool {
+    pub(crate) fn has_ended_join_dials(&self) -> bool {
         !self.dialling.is_joining() && !self.engine.as_ref().is_some_and(Engine::is_meeting)
     }
 
     /// Removes the oldest dial to `address`, which has been answered.
     fn take_dial(&mut self, address: &str) -> Option<Dial> {
-        self.shared.member_changes.happen(&mut self.wakes);
+        self.shared.member_changes.trigger(&mut self.wakes);
         self.dialling.take(address)
     }
 
     /// Records that this node is about to dial all members, at `addresses`.
-    pub(crate) fn begin_to_meet(&mut self, addresses: &[String]) {
+    pub(crate) fn begin_join_dials(&mut self, addresses: &[String]) {
         for address in addresses {
             self.dialling.begin(reported_address(&*self.shared.fabric, address), Dial::Joining);
         }
@@ -342,7 +342,7 @@ impl Runner {
     }
 
     /// Tells the engine that the fabric has answered all dials of the join.
-    pub(crate) fn handle_all_met(&mut self, now: u64) {
+    pub(crate) fn end_join_dials(&mut self, now: u64) {
         if let Some(engine) = &mut self.engine {
             engine.handle_all_met(now);
         }
@@ -375,7 +375,7 @@ impl Runner {
             Done::Copied(token) => engine.handle_copied(now, token),
             Done::Discarded(token) => engine.handle_discarded(now, token),
             Done::Populated { token, len, is_done } => engine.handle_populated(now, token, len, is_done),
-            Done::Partly(rest) => self.jobs.push_back(rest),
+            Done::Rest(rest) => self.jobs.push_back(rest),
         }
     }
 
@@ -390,24 +390,24 @@ impl Runner {
     }
 
     /// Handles the members that etcd listed when the node began to join, after this node has dialled them.
-    pub(crate) fn handle_listed_met(&mut self, now: u64, members: Vec<(NodeId, String)>) {
+    pub(crate) fn handle_listed_members(&mut self, now: u64, members: Vec<(NodeId, String)>) {
         let Shared { fabric, ways, .. } = &*self.shared;
         let has_failed = |way: &String| {
             let way = reported_address(&**fabric, way);
             self.dialling.failed.iter().any(|failed| failed.address == way)
         };
-        let in_vain = members.iter().filter(|(_, announced)| ways.to(announced).iter().all(has_failed));
-        let in_vain: Vec<String> = in_vain.map(|(_, announced)| announced.clone()).collect();
+        let unreached = members.iter().filter(|(_, announced)| ways.to(announced).iter().all(has_failed));
+        let unreached: Vec<String> = unreached.map(|(_, announced)| announced.clone()).collect();
         let Some(engine) = &mut self.engine else { return };
         engine.handle_listed(now, Listing::All(members.into_iter().collect()));
-        in_vain.iter().for_each(|announced| engine.handle_dial_failed(announced));
+        unreached.iter().for_each(|announced| engine.handle_dial_failed(announced));
     }
 
     /// Registers this node in etcd, and records etcd's address in the cluster directory for nodes of this host that
     /// join later.
-    fn settle_names_at(&self, at: &NamesAt) {
+    fn record_etcd(&self, at: &NamesAt) {
         let (Some(dir), Ok(address)) = (&self.shared.dir, at.address.parse()) else { return };
-        if let Err(error) = self.shared.carriers.settle_at(&address) {
+        if let Err(error) = self.shared.etcd_client.set_address(&address) {
             tracing::warn!("cannot start the thread that registers this node in etcd: {error}");
         }
         let written = ClusterDir::open(dir).and_then(|dir| dir.write_etcd(&address));
@@ -418,7 +418,7 @@ impl Runner {
 
     /// Withdraws this node's entries from etcd, and removes etcd's address from the cluster directory.
     fn leave_etcd(&self) {
-        self.shared.carriers.leave();
+        self.shared.etcd_client.leave();
         let Some(dir) = &self.shared.dir else { return };
         if let Err(error) = ClusterDir::open(dir).and_then(|dir| dir.forget_etcd()) {
             tracing::warn!("cannot record in {} that names are at node 0: {error}", dir.display());
@@ -430,7 +430,7 @@ impl Runner {
     /// Executes everything that follows from earlier changes: effects, grace periods, messages and wake-ups.
     pub(crate) fn settle(&mut self, now: u64) {
         if self.engine.as_ref().and_then(Engine::poll_timeout).is_some_and(|due| due <= now) {
-            let engine = self.engine.as_mut().expect("it has a timeout");
+            let engine = self.engine.as_mut().expect("the timeout came from an engine");
             let fabric = &self.shared.fabric;
             engine
                 .handle_signs_of_life(|peer| Some(now.saturating_sub(fabric.heard(peer)?.as_nanos() as u64)));
@@ -487,9 +487,9 @@ impl Runner {
                 }
                 self.refusals.tell(now, || tracing::warn!("{}", News::Refused(why)));
             }
-            Effect::News(news) => self.hear(&news),
+            Effect::News(news) => self.handle_news(&news),
             Effect::NumbersTaken { next } => {
-                self.shared.numbers.iter().for_each(|numbers| numbers.note(next))
+                self.shared.numbers.iter().for_each(|numbers| numbers.record(next))
             }
             Effect::Disconnect(peer) => self.shared.fabric.disconnect(peer),
             Effect::End(over) => {
@@ -502,8 +502,8 @@ impl Runner {
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
             Effect::Quiesce(Quiesce { token, posted }) => {
                 let grace = self.shared.path.pins().start_grace_period();
-                let mark = self.shared.posted.mark(&posted);
-                self.grace_periods.push(PendingToken { token, grace, mark });
+                let snapshot = self.shared.posted.snapshot(&posted);
+                self.grace_periods.push(PendingToken { token, grace, snapshot });
             }
             Effect::Copy { token, from, to } => self.jobs.push_back(Job::Copy { token, from, to }),
             Effect::Fill { token, window, byte } => self.jobs.push_back(Job::Fill { token, window, byte }),
@@ -517,14 +517,14 @@ impl Runner {
                 self.jobs.push_back(Job::Discard { token, key, offset, len })
             }
             Effect::Finish { op, outcome } => {
-                if let Some(chore) = self.tickets.finish(now, op, outcome, &mut self.wakes) {
-                    self.do_chore(now, chore);
+                if let Some(follow_up) = self.tickets.finish(now, op, outcome, &mut self.wakes) {
+                    self.submit_follow_up(now, follow_up);
                 }
             }
-            Effect::Store { id, transaction } => self.shared.carriers.carry(id, transaction),
-            Effect::OpenStore(at) => self.shared.carriers.open_from_peer(&at.address),
-            Effect::TryStore { requester, at } => self.shared.carriers.probe(requester, at.address),
-            Effect::NamesAt(at) => self.settle_names_at(&at),
+            Effect::Store { id, transaction } => self.shared.etcd_client.send(id, transaction),
+            Effect::OpenStore(at) => self.shared.etcd_client.open_from_peer(&at.address),
+            Effect::TryStore { requester, at } => self.shared.etcd_client.probe(requester, at.address),
+            Effect::NamesAt(at) => self.record_etcd(&at),
             Effect::NamesBack => self.leave_etcd(),
             Effect::Draining { is_on } => {
                 tracing::info!(
@@ -538,15 +538,15 @@ impl Runner {
                 self.shared.rpc.server.set_draining(is_on);
             }
             Effect::Drained { left } => self.shared.drained.set(left),
-            Effect::MembersChanged => self.shared.member_changes.happen(&mut self.wakes),
+            Effect::MembersChanged => self.shared.member_changes.trigger(&mut self.wakes),
             Effect::HandlesChanged(handles) => {
-                self.shared.handle_changes.happen_to(&handles, &mut self.wakes)
+                self.shared.handle_changes.trigger_for(&handles, &mut self.wakes)
             }
         }
     }
 
-    fn hear(&mut self, news: &News) {
-        self.troubles.hear(news, |node| self.engine.as_ref()?.address_of(node));
+    fn handle_news(&mut self, news: &News) {
+        self.troubles.record_news(news, |node| self.engine.as_ref()?.address_of(node));
         match news {
             news if news.is_trouble() => tracing::warn!("{news}"),
             news if news.is_routine() => tracing::debug!("{news}"),
@@ -574,10 +574,10 @@ impl Runner {
     /// Dials a node to which the engine wants a connection.
     fn dial(&mut self, now: u64, announced: String) {
         let ways = self.shared.ways.to(&announced).into();
-        self.dial_next(now, Dialled { announced, ways, is_silent: false });
+        self.dial_next(now, WantedDial { announced, ways, is_silent: false });
     }
 
-    fn dial_next(&mut self, now: u64, mut dialled: Dialled) {
+    fn dial_next(&mut self, now: u64, mut dialled: WantedDial) {
         match (dialled.ways.pop_front(), &mut self.engine) {
             (Some(way), Some(engine)) => {
                 let hello = engine.hello();
@@ -589,7 +589,7 @@ impl Runner {
                     true => engine.handle_dial_unanswered(now, &dialled.announced),
                     false => engine.handle_dial_failed(&dialled.announced),
                 }
-                self.shared.member_changes.happen(&mut self.wakes);
+                self.shared.member_changes.trigger(&mut self.wakes);
             }
             (_, None) => {}
         }
@@ -610,7 +610,7 @@ impl Runner {
         let shared = &self.shared;
         self.grace_periods.retain_mut(|waiting| {
             let elapsed = waiting.grace.elapsed(shared.path.pins());
-            let Some(elapsed) = elapsed.filter(|_| shared.posted.is_over(&mut waiting.mark)) else {
+            let Some(elapsed) = elapsed.filter(|_| shared.posted.is_over(&mut waiting.snapshot)) else {
                 return true;
             };
             engine.handle_quiescent(now, waiting.token, elapsed);
@@ -741,7 +741,7 @@ impl Runner {
         self.tickets.end_all(self.shared.node, &mut self.wakes);
         self.shared.posted.close(&mut self.wakes);
         self.shared.rpc.close(&mut self.wakes);
-        self.shared.member_changes.happen(&mut self.wakes);
-        self.shared.handle_changes.happen(&mut self.wakes);
+        self.shared.member_changes.trigger(&mut self.wakes);
+        self.shared.handle_changes.trigger(&mut self.wakes);
     }
 }

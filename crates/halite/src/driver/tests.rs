@@ -19,7 +19,7 @@ thread_local! {
 }
 
 /// Counts how often the calling thread takes a runner's lock.
-pub(super) fn note_lock() {
+pub(super) fn record_lock() {
     LOCKED.set(LOCKED.get() + 1);
 }
 
@@ -27,12 +27,12 @@ const ALL: Permissions = Permissions::all();
 const ROUNDS: u64 = 2000;
 
 /// Refuses replies while `is_full`, as a peer's full queue does, and never announces room.
-struct Full {
+struct FullFabric {
     inner: Arc<dyn Fabric>,
     is_full: AtomicBool,
 }
 
-impl Middleware for Full {
+impl Middleware for FullFabric {
     fn inner(&self) -> &dyn Fabric {
         &*self.inner
     }
@@ -68,34 +68,34 @@ fn a_full_queue_does_not_slow_other_peers() {
     };
     let mut full = None;
     let wrap = |inner: Arc<dyn Fabric>| -> Arc<dyn Fabric> {
-        let made = Full { inner, is_full: AtomicBool::new(false) };
+        let made = FullFabric { inner, is_full: AtomicBool::new(false) };
         full.insert(Arc::new(made)).clone()
     };
     let here = Node::wrap(config(0), wrap).expect("the node joins");
-    let full = full.expect("it was wrapped");
+    let full = full.expect("the fabric was wrapped");
     let [_healthy, slow] = [1, 2].map(|node| Node::embedded(config(node)).expect("the node joins"));
     let session = here.blocking_session();
     let server = session.serve(Function(7), ServeOptions::default()).expect("no other session serves it");
     let lh = session.alloc(Some("salt"), 4096, Placement::On(NodeId(1)), ALL).expect("there is room");
     let caller = slow.blocking_session();
     let pending: Vec<_> = (0..ANSWERS)
-        .map(|_| caller.post_call(NodeId(0), Function(7), b"salt", 64, LONG).expect("it is posted"))
+        .map(|_| caller.post_call(NodeId(0), Function(7), b"salt", 64, LONG).expect("the call is posted"))
         .collect();
     full.is_full.store(true, Relaxed);
     for _ in 0..ANSWERS {
-        server.recv().expect("it was called").reply(b"pepper").expect("the caller lives");
+        server.recv().expect("a call arrives").reply(b"pepper").expect("the caller lives");
     }
 
     let before = LOCKED.get();
     let mut word = [0; 8];
     for round in 0..ROUNDS {
-        session.write(lh, 8, &round.to_le_bytes()).expect("it may be written");
-        session.read(lh, 8, &mut word).expect("it may be read");
+        session.write(lh, 8, &round.to_le_bytes()).expect("the region is writable");
+        session.read(lh, 8, &mut word).expect("the region is readable");
     }
     let locked = LOCKED.get() - before;
     full.is_full.store(false, Relaxed);
     // Any change lets the runner settle, which posts them again.
-    session.stat("salt").expect("it is there");
+    session.stat("salt").expect("the region exists");
     for answer in pending {
         assert_eq!(answer.answer().as_deref(), Ok(&b"pepper"[..]));
     }
@@ -103,12 +103,12 @@ fn a_full_queue_does_not_slow_other_peers() {
 }
 
 /// Has traffic at each poll, as if a peer sent packets without end.
-struct Flooded {
+struct FloodedFabric {
     inner: Arc<dyn Fabric>,
     polls: AtomicU64,
 }
 
-impl Middleware for Flooded {
+impl Middleware for FloodedFabric {
     fn inner(&self) -> &dyn Fabric {
         &*self.inner
     }
@@ -122,7 +122,7 @@ impl Middleware for Flooded {
 fn node_leaves_while_a_peer_sends_without_end() {
     let dir = crate::runtime::scratch();
     let config = Config { dir: dir.path().to_owned(), node: Some(NodeId(0)), ..Config::default() };
-    let node = Node::wrap(config, |inner| Arc::new(Flooded { inner, polls: AtomicU64::new(0) }));
+    let node = Node::wrap(config, |inner| Arc::new(FloodedFabric { inner, polls: AtomicU64::new(0) }));
     let node = node.expect("the node joins");
     let (done, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

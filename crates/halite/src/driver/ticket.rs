@@ -24,7 +24,7 @@ use crate::metrics::Histogram;
 use crate::runtime::wait::Wakes;
 
 /// The result with which a command ends.
-pub(crate) type Ending = Result<Outcome, CommandError>;
+pub(crate) type CommandResult = Result<Outcome, CommandError>;
 
 /// Returns the error of all commands that begin after the node has left.
 pub(crate) fn node_closed(node: NodeId) -> CommandError {
@@ -72,7 +72,7 @@ impl Undo {
     }
 
     /// Returns the command that undoes a command with this result.
-    fn when_ended(self, ending: &Ending) -> Option<(Command, Undo)> {
+    fn when_ended(self, ending: &CommandResult) -> Option<(Command, Undo)> {
         match (self, ending) {
             (Undo::Unmap, Ok(Outcome::Mapped { slot, .. })) => Some((Command::Unmap(*slot), Undo::Nothing)),
             (Undo::Free, Ok(Outcome::Mapped { slot, .. })) => {
@@ -96,7 +96,7 @@ impl Undo {
 
 /// A command to submit to the engine, whose result no caller waits for.
 #[derive(Debug)]
-pub(crate) struct Chore {
+pub(crate) struct FollowUp {
     pub(crate) session: SessionId,
     pub(crate) command: Command,
     pub(crate) undo: Undo,
@@ -114,12 +114,12 @@ struct Ticket {
     session: SessionId,
     undo: Undo,
     state: TicketState,
-    begun: Begun,
+    start: CommandStart,
 }
 
 /// A command's name and time of submission.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Begun {
+pub(crate) struct CommandStart {
     pub(crate) name: &'static str,
     pub(crate) at_ns: u64,
 }
@@ -128,9 +128,9 @@ pub(crate) struct Begun {
 pub(crate) struct CommandTimes(BTreeMap<&'static str, (Histogram, u64)>);
 
 impl CommandTimes {
-    fn record(&mut self, begun: Begun, now_ns: u64, is_failure: bool) {
-        let (histogram, failures) = self.0.entry(begun.name).or_default();
-        histogram.record(now_ns.saturating_sub(begun.at_ns));
+    fn record(&mut self, start: CommandStart, now_ns: u64, is_failure: bool) {
+        let (histogram, failures) = self.0.entry(start.name).or_default();
+        histogram.record(now_ns.saturating_sub(start.at_ns));
         *failures += u64::from(is_failure);
     }
 
@@ -143,7 +143,7 @@ impl CommandTimes {
 #[derive(Debug)]
 enum TicketState {
     Waiting(Option<Waker>),
-    Done(Ending),
+    Done(CommandResult),
     Abandoned,
 }
 
@@ -156,13 +156,13 @@ struct Pending {
 
 impl Tickets {
     /// Adds a command whose caller waits for the result.
-    pub(crate) fn open(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
-        self.insert(op, Ticket { session, undo, state: TicketState::Waiting(None), begun });
+    pub(crate) fn open(&mut self, op: OpId, session: SessionId, undo: Undo, start: CommandStart) {
+        self.insert(op, Ticket { session, undo, state: TicketState::Waiting(None), start });
     }
 
     /// Adds a command whose result no caller waits for.
-    pub(crate) fn open_abandoned(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
-        self.insert(op, Ticket { session, undo, state: TicketState::Abandoned, begun });
+    pub(crate) fn open_abandoned(&mut self, op: OpId, session: SessionId, undo: Undo, start: CommandStart) {
+        self.insert(op, Ticket { session, undo, state: TicketState::Abandoned, start });
     }
 
     fn insert(&mut self, op: OpId, ticket: Ticket) {
@@ -171,7 +171,7 @@ impl Tickets {
     }
 
     /// Returns a command's result, or registers the waker of `context`.
-    pub(crate) fn poll(&mut self, op: OpId, context: &mut Context<'_>) -> Poll<Ending> {
+    pub(crate) fn poll(&mut self, op: OpId, context: &mut Context<'_>) -> Poll<CommandResult> {
         let ticket = self.ops.get_mut(&op).expect("a ticket stays until its end is taken");
         if let TicketState::Waiting(waker) = &mut ticket.state {
             *waker = Some(context.waker().clone());
@@ -197,11 +197,11 @@ impl Tickets {
         &mut self,
         now_ns: u64,
         op: OpId,
-        ending: Ending,
+        ending: CommandResult,
         wakes: &mut Wakes,
-    ) -> Option<Chore> {
+    ) -> Option<FollowUp> {
         let ticket = self.ops.get_mut(&op)?;
-        self.times.record(ticket.begun, now_ns, ending.is_err());
+        self.times.record(ticket.start, now_ns, ending.is_err());
         match &mut ticket.state {
             TicketState::Waiting(waker) => {
                 wakes.add(waker.take());
@@ -211,23 +211,23 @@ impl Tickets {
             TicketState::Done(_) => unreachable!("a command ends once"),
             TicketState::Abandoned => {
                 let ticket = self.remove(op)?;
-                ticket.chore(&ending)
+                ticket.follow_up(&ending)
             }
         }
     }
 
     /// Records that the caller dropped a command. If the command must be withdrawn or undone now, returns the command that
     /// does so.
-    pub(crate) fn abandon(&mut self, op: OpId) -> Option<Chore> {
+    pub(crate) fn abandon(&mut self, op: OpId) -> Option<FollowUp> {
         let ticket = self.ops.get_mut(&op)?;
         if let TicketState::Waiting(_) = ticket.state {
             ticket.state = TicketState::Abandoned;
             let session = ticket.session;
-            return ticket.undo.while_waiting(op).map(|(command, undo)| Chore { session, command, undo });
+            return ticket.undo.while_waiting(op).map(|(command, undo)| FollowUp { session, command, undo });
         }
         let ticket = self.remove(op)?;
         match &ticket.state {
-            TicketState::Done(ending) => ticket.chore(ending),
+            TicketState::Done(ending) => ticket.follow_up(ending),
             _ => None,
         }
     }
@@ -268,8 +268,8 @@ impl Tickets {
 }
 
 impl Ticket {
-    fn chore(&self, ending: &Ending) -> Option<Chore> {
+    fn follow_up(&self, ending: &CommandResult) -> Option<FollowUp> {
         let (command, undo) = self.undo.when_ended(ending)?;
-        Some(Chore { session: self.session, command, undo })
+        Some(FollowUp { session: self.session, command, undo })
     }
 }

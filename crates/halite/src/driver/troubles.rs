@@ -21,7 +21,7 @@ pub(crate) struct Troubles {
 
 impl Troubles {
     /// Records the end of a connection, and drops the reasons of a node that has paired or left.
-    pub(crate) fn hear<'a>(&mut self, news: &News, address_of: impl Fn(NodeId) -> Option<&'a str>) {
+    pub(crate) fn record_news<'a>(&mut self, news: &News, address_of: impl Fn(NodeId) -> Option<&'a str>) {
         if let Some((process, reason)) = news.unreachable() {
             insert(&mut self.ends, process.incarnation.node, reason);
         } else if let News::Joined(process) | News::PairedAgain { process, .. } | News::Left(process) = news {
@@ -31,7 +31,7 @@ impl Troubles {
     }
 
     /// Records that a dial of a node that announces `address` has failed.
-    pub(crate) fn note_dial(&mut self, address: &str, failure: &ConnectFailure) {
+    pub(crate) fn record_dial(&mut self, address: &str, failure: &ConnectFailure) {
         let reason = format!("no connection to {}: {}", failure.address, failure.reason);
         insert(&mut self.dials, address.to_owned(), reason);
     }

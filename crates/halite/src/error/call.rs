@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// A call of a function failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
-#[error("cannot call function {function} at node {node}: {cause}{}", carried_out(*cause, *may_have_run))]
+#[error("cannot call function {function} at node {node}: {cause}{}", run_note(*cause, *may_have_run))]
 pub struct CallError {
     /// The node that serves the function.
     pub node: NodeId,
@@ -20,7 +20,7 @@ pub struct CallError {
     pub may_have_run: bool,
 }
 
-fn carried_out(cause: CallCause, may_have_run: bool) -> &'static str {
+fn run_note(cause: CallCause, may_have_run: bool) -> &'static str {
     match cause {
         CallCause::ReplyTooLong { .. } => " (the handler ran)",
         _ if may_have_run => " (the handler may have run)",
@@ -140,7 +140,7 @@ impl CallCause {
 
 /// A message could not be sent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
-#[error("cannot send {} to port {port} at node {node}: {cause}{}", bytes(*len), received(*may_have_arrived))]
+#[error("cannot send {} to port {port} at node {node}: {cause}{}", bytes(*len), arrival_note(*may_have_arrived))]
 pub struct SendError {
     /// The node that has the port.
     pub node: NodeId,
@@ -154,7 +154,7 @@ pub struct SendError {
     pub may_have_arrived: bool,
 }
 
-fn received(may_have_arrived: bool) -> &'static str {
+fn arrival_note(may_have_arrived: bool) -> &'static str {
     if may_have_arrived { " (it may have been received)" } else { "" }
 }
 

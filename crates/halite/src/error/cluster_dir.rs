@@ -62,7 +62,7 @@ pub enum ClusterDirError {
 }
 
 impl ClusterDirError {
-    pub(crate) fn of_missing(error: DirError, path: &Path) -> ClusterDirError {
+    pub(crate) fn from_missing(error: DirError, path: &Path) -> ClusterDirError {
         match is_missing(&error) {
             true => ClusterDirError::NoCluster { dir: path.to_owned() },
             false => error.into(),

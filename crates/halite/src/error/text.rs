@@ -21,17 +21,17 @@ pub(crate) fn serialize<S: Serializer>(text: &str, serializer: S) -> Result<S::O
 }
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<&'static str, D::Error> {
-    Ok(kept(<&str>::deserialize(deserializer)?))
+    Ok(intern(<&str>::deserialize(deserializer)?))
 }
 
 pub(crate) fn deserialize_option<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<&'static str>, D::Error> {
-    Ok(Option::<&str>::deserialize(deserializer)?.map(kept))
+    Ok(Option::<&str>::deserialize(deserializer)?.map(intern))
 }
 
 /// Returns a static copy of the text.
-fn kept(text: &str) -> &'static str {
+fn intern(text: &str) -> &'static str {
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = texts.get(text) {
         return known;

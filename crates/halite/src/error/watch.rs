@@ -3,7 +3,7 @@
 use halite_tier::ids::NodeId;
 use serde::{Deserialize, Serialize};
 
-use super::{AccessCause, RegionCause, SendCause, bytes, half_way};
+use super::{AccessCause, RegionCause, SendCause, bytes, partly_done};
 
 /// A write with notification failed: the write itself, or the notification of at least one watcher.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
@@ -36,7 +36,7 @@ impl NotifyError {
 #[non_exhaustive]
 pub enum NotifyCause {
     /// The write failed; no watcher was notified.
-    #[error("{cause}{}", half_way(*partly))]
+    #[error("{cause}{}", partly_done(*partly))]
     Write {
         /// Cause of the failed write.
         cause: AccessCause,

@@ -72,7 +72,7 @@ impl Metrics {
 
     fn add(&mut self, kind: MetricKind, name: &'static str, help: &'static str) -> &mut Family {
         self.families.push(Family { name, help, kind, samples: Vec::new() });
-        self.families.last_mut().expect("one was just added")
+        self.families.last_mut().expect("a family was just added")
     }
 
     pub(crate) fn counter(&mut self, name: &'static str, help: &'static str) -> &mut Family {
@@ -100,24 +100,24 @@ impl Family {
         self.samples.iter().find(is_same).map(|sample| sample.value)
     }
 
-    pub(crate) fn is(&mut self, value: impl Number) {
-        self.of(&[], value);
+    pub(crate) fn set(&mut self, value: impl Number) {
+        self.with_labels(&[], value);
     }
 
-    pub(crate) fn of(&mut self, labels: &[(&'static str, &str)], value: impl Number) -> &mut Family {
+    pub(crate) fn with_labels(&mut self, labels: &[(&'static str, &str)], value: impl Number) -> &mut Family {
         self.sample("", labels, value.to_f64());
         self
     }
 
-    pub(crate) fn times(&mut self, labels: &[(&'static str, &str)], histogram: &Histogram) {
-        let taken = histogram.taken();
-        for (bound, count) in &taken.at_most {
+    pub(crate) fn add_histogram(&mut self, labels: &[(&'static str, &str)], histogram: &Histogram) {
+        let snapshot = histogram.snapshot();
+        for (bound, count) in &snapshot.at_most {
             let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| bound.to_string());
             let with_bound: Vec<_> = labels.iter().copied().chain([("le", bound.as_str())]).collect();
             self.sample("_bucket", &with_bound, *count as f64);
         }
-        self.sample("_sum", labels, taken.sum_s);
-        self.sample("_count", labels, taken.count as f64);
+        self.sample("_sum", labels, snapshot.sum_s);
+        self.sample("_count", labels, snapshot.count as f64);
     }
 
     fn sample(&mut self, suffix: &'static str, labels: &[(&'static str, &str)], value: f64) {
@@ -137,7 +137,7 @@ pub(crate) struct Queues {
 
 /// Number of functions or ports, and number of their waiting requests.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct ServiceFigures {
+pub(crate) struct ServiceCounts {
     pub(crate) services: usize,
     pub(crate) waiting: usize,
 }
@@ -211,8 +211,10 @@ mod tests {
     #[test]
     fn metrics_are_text_for_prometheus() {
         let mut metrics = Metrics::default();
-        metrics.counter("halite_words_total", "Words.").of(&[("of", "a\"b\\c\n"), ("to", "d")], 2_u64);
-        metrics.gauge("halite_salt_seconds", "Salt.").is(0.25);
+        metrics
+            .counter("halite_words_total", "Words.")
+            .with_labels(&[("of", "a\"b\\c\n"), ("to", "d")], 2_u64);
+        metrics.gauge("halite_salt_seconds", "Salt.").set(0.25);
         assert_eq!(
             metrics.to_string(),
             "# HELP halite_words_total Words.\n\

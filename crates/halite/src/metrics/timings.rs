@@ -10,7 +10,7 @@ const BOUNDS: u32 = 14;
 
 /// Number of calls and posted accesses of which one is timed, because reading the clock twice takes a tenth of the time
 /// of a short call.
-const ONE_IN: u64 = 16;
+const TIMED_ONE_IN: u64 = 16;
 
 /// Kinds of durations that application threads measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ impl Timed {
 
     /// Returns true if a thread must time its next operation, after `before` earlier ones.
     pub(crate) fn is_next(before: u64) -> bool {
-        before.is_multiple_of(ONE_IN)
+        before.is_multiple_of(TIMED_ONE_IN)
     }
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Histogram {
 
 /// A snapshot of a histogram.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct HistogramSnapshot {
     /// Number of durations up to each bound, with the bound in seconds; `None` is the bound of all durations.
     pub(crate) at_most: Vec<(Option<f64>, u64)>,
     pub(crate) sum_s: f64,
@@ -81,14 +81,14 @@ impl Histogram {
         self.sum_ns.fetch_add(ns, Relaxed);
     }
 
-    pub(crate) fn taken(&self) -> Taken {
+    pub(crate) fn snapshot(&self) -> HistogramSnapshot {
         let mut count = 0;
         let bounds = (0..BOUNDS).map(|index| Some(bound_ns(index) as f64 / 1e9)).chain([None]);
         let at_most = bounds.zip(&self.buckets).map(|(bound, bucket)| {
             count += bucket.load(Relaxed);
             (bound, count)
         });
-        Taken { at_most: at_most.collect(), sum_s: self.sum_ns.load(Relaxed) as f64 / 1e9, count }
+        HistogramSnapshot { at_most: at_most.collect(), sum_s: self.sum_ns.load(Relaxed) as f64 / 1e9, count }
     }
 }
 

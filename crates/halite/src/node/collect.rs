@@ -52,11 +52,11 @@ impl Metrics {
                 ("fabric", &status.provider),
                 ("version", version),
             ];
-            info.of(&labels, 1_u64);
+            info.with_labels(&labels, 1_u64);
         }
-        self.gauge("halite_uptime_seconds", "Time since the node started.").is(now_ns as f64 / 1e9);
+        self.gauge("halite_uptime_seconds", "Time since the node started.").set(now_ns as f64 / 1e9);
         self.gauge("halite_closed", "1 if the node is leaving or has failed, and serves no requests.")
-            .is(driver.is_closed());
+            .set(driver.is_closed());
     }
 
     fn add_accesses(&mut self, counts: &Counts) {
@@ -84,14 +84,14 @@ impl Metrics {
             "Accesses to regions by sessions of this node. A long access counts once for each of its pieces.",
         );
         for (kind, path, count) in ops {
-            family.of(&[("kind", kind), ("path", path)], counts.of(count));
+            family.with_labels(&[("kind", kind), ("path", path)], counts.of(count));
         }
         let family = self.counter("halite_access_bytes_total", "Bytes of accesses.");
         for (kind, path, count) in bytes {
-            family.of(&[("kind", kind), ("path", path)], counts.of(count));
+            family.with_labels(&[("kind", kind), ("path", path)], counts.of(count));
         }
         self.counter("halite_access_failures_total", "Accesses that ended with an error.")
-            .is(counts.of(AccessFailures));
+            .set(counts.of(AccessFailures));
     }
 
     fn add_calls(&mut self, counts: &Counts, driver: &Driver) {
@@ -125,13 +125,13 @@ impl Metrics {
             ),
         ];
         for (name, help, count) in counters {
-            self.counter(name, help).is(counts.of(count));
+            self.counter(name, help).set(counts.of(count));
         }
         self.gauge(
             "halite_calls_under_way",
             "Calls and messages without an answer, including abandoned ones whose answer may still arrive.",
         )
-        .is(rpc.client.all_under_way());
+        .set(rpc.client.all_under_way());
     }
 
     fn add_times(&mut self, driver: &Driver, times: &CommandTimes) {
@@ -140,53 +140,53 @@ impl Metrics {
             "halite_call_seconds",
             "Duration of calls whose caller waited at once; samples one call in 16 per thread.",
         )
-        .times(&[], timings.of(Timed::Call));
+        .add_histogram(&[], timings.of(Timed::Call));
         let family = self.histogram(
             "halite_posted_access_seconds",
             "Duration of accesses that were posted at least in part, or had to wait; samples one in 16 per thread.",
         );
         for timed in Timed::ALL.into_iter().filter(|timed| *timed != Timed::Call) {
-            family.times(&[("kind", timed.name())], timings.of(timed));
+            family.add_histogram(&[("kind", timed.name())], timings.of(timed));
         }
         let family = self.histogram(
             "halite_command_seconds",
             "Duration of commands: all operations on regions, locks and barriers except accesses.",
         );
         for (command, (taken, _)) in times.all() {
-            family.times(&[("command", command)], taken);
+            family.add_histogram(&[("command", command)], taken);
         }
         let family = self.counter("halite_command_failures_total", "Commands that ended with an error.");
         for (command, (_, failures)) in times.all() {
-            family.of(&[("command", command)], *failures);
+            family.with_labels(&[("command", command)], *failures);
         }
     }
 
     fn add_queues(&mut self, driver: &Driver, queues: &Queues) {
         let (functions, ports) = driver.shared.rpc.services();
-        self.gauge("halite_commands_under_way", "Commands that have not ended.").is(queues.commands);
+        self.gauge("halite_commands_under_way", "Commands that have not ended.").set(queues.commands);
         self.gauge("halite_posted_under_way", "Posted accesses that have not completed.")
-            .is(driver.shared.posted.under_way());
+            .set(driver.shared.posted.under_way());
         self.gauge("halite_services", "Functions that are served, and open ports.")
-            .of(&[("kind", "function")], functions.services)
-            .of(&[("kind", "port")], ports.services);
+            .with_labels(&[("kind", "function")], functions.services)
+            .with_labels(&[("kind", "port")], ports.services);
         self.gauge(
             "halite_service_requests_waiting",
             "Calls and messages in service queues that no thread has received yet.",
         )
-        .of(&[("kind", "function")], functions.waiting)
-        .of(&[("kind", "port")], ports.waiting);
+        .with_labels(&[("kind", "function")], functions.waiting)
+        .with_labels(&[("kind", "port")], ports.waiting);
         self.gauge("halite_jobs_waiting", "Copies, fills and arena growth that no thread has started.")
-            .is(queues.jobs);
+            .set(queues.jobs);
         self.gauge("halite_outbox_messages", "Control messages that the network has not accepted yet.")
-            .is(queues.messages);
+            .set(queues.messages);
         self.gauge("halite_outbox_bytes", "Bytes of control messages not accepted yet.")
-            .is(queues.message_bytes);
+            .set(queues.message_bytes);
     }
 
     fn add_memory(&mut self, figures: Option<&Figures>) {
         let mut gauge = |name, help, value: fn(&Figures) -> u64| {
             let family = self.gauge(name, help);
-            figures.into_iter().for_each(|figures| family.is(value(figures)));
+            figures.into_iter().for_each(|figures| family.set(value(figures)));
         };
         gauge("halite_arena_limit_bytes", "Memory that the node may contribute.", |f| f.status.bytes_total);
         gauge("halite_arena_bytes", "Size to which the arena has grown.", |f| f.bytes_grown);
@@ -210,41 +210,41 @@ impl Metrics {
             "halite_directory_ready",
             "1 if the directory of names answers. Exported by node 0, or by every node if names are in etcd.",
         );
-        directory.into_iter().for_each(|directory| family.is(directory.is_ready));
+        directory.into_iter().for_each(|directory| family.set(directory.is_ready));
         let family = self.gauge(
             "halite_directory_names",
             "Names of existing regions; if names are in etcd, only of regions whose home is this node.",
         );
-        directory.into_iter().for_each(|directory| family.is(directory.names));
+        directory.into_iter().for_each(|directory| family.set(directory.names));
         let family = self.gauge(
             "halite_directory_lost_names",
             "Names that were lost with their nodes. Not exported if names are in etcd: use halite ls.",
         );
         let lost = directory.and_then(|directory| directory.lost);
-        lost.into_iter().for_each(|lost| family.is(lost));
+        lost.into_iter().for_each(|lost| family.set(lost));
         let family = self.gauge(
             "halite_directory_requests_waiting",
             "Directory requests that wait until all nodes have announced their names, or for etcd.",
         );
-        directory.into_iter().for_each(|directory| family.is(directory.waiting));
+        directory.into_iter().for_each(|directory| family.set(directory.waiting));
     }
 
     fn add_members(&mut self, figures: Option<&Figures>) {
         let lease = self.gauge("halite_lease_seconds", "Silence after which a node gives a peer up.");
-        figures.into_iter().for_each(|figures| lease.is(figures.lease_ns as f64 / 1e9));
+        figures.into_iter().for_each(|figures| lease.set(figures.lease_ns as f64 / 1e9));
         let requests = self.gauge(
             "halite_requests_under_way",
             "Control requests without an answer, including those to this node.",
         );
-        figures.into_iter().for_each(|figures| requests.is(figures.requests_under_way));
+        figures.into_iter().for_each(|figures| requests.set(figures.requests_under_way));
         let family = self.gauge("halite_nodes", "Other permanent nodes, by state as seen from this node.");
         for state in NodeState::ALL {
             let count = permanent(figures).filter(|(peer, _)| peer.state == state).count();
-            family.of(&[("state", state.name())], count);
+            family.with_labels(&[("state", state.name())], count);
         }
         let ephemeral = figures.into_iter().flat_map(|figures| &figures.peers);
         let ephemeral = ephemeral.filter(|(known, _)| is_ephemeral(known) && known.peer.is_some()).count();
-        self.gauge("halite_applications", "Applications and commands connected to this node.").is(ephemeral);
+        self.gauge("halite_applications", "Applications and commands connected to this node.").set(ephemeral);
     }
 
     fn add_sessions(&mut self, driver: &Driver) {
@@ -252,21 +252,21 @@ impl Metrics {
         let sessions = attached.list();
         let sum = |of: &dyn Fn(&AttachedSession) -> u64| sessions.iter().map(of).sum::<u64>();
         self.gauge("halite_sessions", "Sessions of other processes that are attached to the node.")
-            .is(sessions.len());
+            .set(sessions.len());
         self.gauge(
             "halite_session_operations_under_way",
             "Operations of attached sessions that have not ended.",
         )
-        .is(sum(&|session| session.operations));
+        .set(sum(&|session| session.operations));
         self.gauge("halite_session_bytes", "Memory for requests and unsent replies of attached sessions.")
-            .is(sum(&|session| session.bytes));
+            .set(sum(&|session| session.bytes));
         let [started, refused] = attached.counts();
-        self.counter("halite_session_operations_total", "Operations of attached sessions.").is(started);
+        self.counter("halite_session_operations_total", "Operations of attached sessions.").set(started);
         self.counter(
             "halite_session_refusals_total",
             "Requests of attached sessions that were refused because of a quota.",
         )
-        .is(refused);
+        .set(refused);
     }
 
     fn add_peers(&mut self, driver: &Driver, figures: Option<&Figures>) {
@@ -275,7 +275,7 @@ impl Metrics {
             let family = self.gauge(name, help);
             for peer in &peers {
                 if let Some(value) = value(peer.known, peer.pairing) {
-                    family.of(&[("peer", &peer.node)], value);
+                    family.with_labels(&[("peer", &peer.node)], value);
                 }
             }
         };
@@ -318,7 +318,7 @@ impl Metrics {
         let paths: Vec<_> = permanent(figures)
             .filter_map(|peer| Some((Peer::new(peer).node, driver.shared.fabric.path(peer.0.peer?)?)))
             .collect();
-        let counters: [(_, _, OfPath); 7] = [
+        let counters: [(_, _, PathCounter); 7] = [
             (
                 "halite_peer_packets_sent_total",
                 "Packets sent to the peer, including retransmitted ones.",
@@ -346,18 +346,18 @@ impl Metrics {
         for (name, help, value) in counters {
             let family = self.counter(name, help);
             for (node, path) in &paths {
-                family.of(&[("peer", node)], value(path));
+                family.with_labels(&[("peer", node)], value(path));
             }
         }
         let family =
             self.gauge("halite_peer_mtu_bytes", "Largest packet payload that the path to the peer carries.");
         for (node, path) in &paths {
-            family.of(&[("peer", node)], u64::from(path.mtu_bytes));
+            family.with_labels(&[("peer", node)], u64::from(path.mtu_bytes));
         }
         let family = self
             .gauge("halite_peer_window_packets", "Packets that may be under way to the peer, in all lanes.");
         for (node, path) in &paths {
-            family.of(
+            family.with_labels(
                 &[("peer", node)],
                 path.window_packets.iter().map(|packets| u64::from(*packets)).sum::<u64>(),
             );
@@ -366,7 +366,7 @@ impl Metrics {
 }
 
 /// A function that reads a counter of a path.
-type OfPath = fn(&Path) -> u64;
+type PathCounter = fn(&Path) -> u64;
 
 struct Peer<'f> {
     node: String,

@@ -11,7 +11,7 @@ use crate::cluster::config::{Config, NodeId};
 use crate::cluster::networks::NodeIdentity;
 use crate::driver::leaving::{self, Leaving};
 use crate::error::{JoinError, LockError};
-use crate::node::inner::{self, Checked, NodeInner};
+use crate::node::inner::{self, CheckedConfig, NodeInner};
 use crate::runtime::env::{Env, NodeEnv};
 use crate::session::{Kind, Session};
 
@@ -54,7 +54,7 @@ impl Driven {
     ) -> Result<Driven, JoinError> {
         let node =
             config.node.ok_or_else(|| JoinError::BadConfig("a driven node needs a number".to_owned()))?;
-        let checked = Checked::new(config)?;
+        let checked = CheckedConfig::new(config)?;
         let env = NodeEnv::Custom(env);
         let incarnation = NodeIncarnation { node, id: inner::new_incarnation(&env) };
         let (name, address) = (format!("node-{node}"), env.address());
@@ -67,7 +67,7 @@ impl Driven {
 
     /// Connects to the other members of the cluster at their fabric addresses `addresses`.
     pub async fn join(&self, config: &Config, addresses: &[String]) -> Result<(), JoinError> {
-        if !self.inner.meet_all(addresses, Vec::new()).await {
+        if !self.inner.connect_to_all(addresses, Vec::new()).await {
             return Err(JoinError::NoCluster { dir: config.dir.clone() });
         }
         self.inner.wait_until_admitted().await;

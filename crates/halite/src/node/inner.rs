@@ -18,7 +18,7 @@ use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
 
 use crate::cluster::cluster_dir::TakenNumbers;
 use crate::cluster::config::{AttachMode, Config};
-use crate::cluster::etcd::{Carriers, EtcdAddress};
+use crate::cluster::etcd::{EtcdAddress, EtcdClient};
 use crate::cluster::ways::Ways;
 use crate::driver::Driver;
 use crate::driver::drained::DrainedNode;
@@ -60,7 +60,7 @@ pub(crate) enum FirstNode {
 
 /// A configuration that passed its checks.
 #[derive(Debug)]
-pub(crate) struct Checked {
+pub(crate) struct CheckedConfig {
     pub(crate) config: Config,
     principal: Principal,
 }
@@ -82,8 +82,8 @@ pub(crate) struct NodeInner {
     chunk_bytes: u64,
 }
 
-impl Checked {
-    pub(crate) fn new(mut config: Config) -> Result<Checked, JoinError> {
+impl CheckedConfig {
+    pub(crate) fn new(mut config: Config) -> Result<CheckedConfig, JoinError> {
         // Hosts without IPv6 could not dial an IPv4 address in IPv6 form.
         config.address = config.address.to_canonical();
         let hosts = config.hosts.iter_mut().flat_map(|hosts| hosts.listen.iter_mut().chain(&mut hosts.join));
@@ -91,7 +91,7 @@ impl Checked {
         let principal = checked_principal(&config)?;
         check_request_ring(&config)?;
         config.qos.check().map_err(bad_qos)?;
-        Ok(Checked { config, principal })
+        Ok(CheckedConfig { config, principal })
     }
 
     /// Returns the hello for peers. `address` is the address at which peers dial the node after they have lost the
@@ -111,7 +111,7 @@ pub(crate) fn new_incarnation(env: &NodeEnv) -> Incarnation {
 impl NodeInner {
     /// Creates a node without peers.
     pub(crate) fn new(
-        checked: &Checked,
+        checked: &CheckedConfig,
         incarnation: NodeIncarnation,
         env: NodeEnv,
         address: String,
@@ -144,7 +144,7 @@ impl NodeInner {
         if let Some(etcd) = etcd.as_ref().filter(|etcd| !etcd.has_password()) {
             engine.set_names_at(etcd.names_at());
         }
-        let (drained, carriers) = (DrainedNode::default(), Carriers::default());
+        let (drained, etcd_client) = (DrainedNode::default(), EtcdClient::default());
         let (timings, member_changes) = (Timings::default(), Event::default());
         let handle_changes = Event::default();
         let shaping = Shaping::default();
@@ -165,16 +165,19 @@ impl NodeInner {
             handle_changes,
             drained,
             attached: Arc::default(),
-            carriers,
+            etcd_client,
             dir,
         };
         let driver = Driver::new(Arc::new(shared), env, engine);
-        driver.shared.carriers.set_receiver(Arc::downgrade(&driver), |driver: &Driver, message| {
+        driver.shared.etcd_client.set_receiver(Arc::downgrade(&driver), |driver: &Driver, message| {
             driver.with_unless_failed(|runner, now| runner.handle_etcd(now, message))
         });
         if let Some(etcd) = &etcd {
-            let carriers = &driver.shared.carriers;
-            carriers.open(etcd).and_then(|()| carriers.settle_at(etcd)).map_err(JoinError::Resource)?;
+            let etcd_client = &driver.shared.etcd_client;
+            etcd_client
+                .open(etcd)
+                .and_then(|()| etcd_client.set_address(etcd))
+                .map_err(JoinError::Resource)?;
         }
         Ok(NodeInner {
             driver,
@@ -204,7 +207,7 @@ impl NodeInner {
     pub(crate) fn try_session(&self, principal: Option<Principal>) -> Option<Embedded> {
         let principal = principal.unwrap_or_else(|| self.principal.clone());
         let id = match self.driver.is_forked() {
-            // All its operations fail.
+            // In a fork, all operations of the session fail.
             true => Some(SessionId(0)),
             false => self.driver.with(|runner, _| runner.open_session(principal.clone())),
         };
@@ -214,18 +217,18 @@ impl NodeInner {
 
     /// Connects to all members at `addresses`. Returns true if the first node is among them, or is this node. Records
     /// the members that are `listed` in etcd.
-    pub(crate) async fn meet_all(&self, addresses: &[String], listed: Vec<(NodeId, String)>) -> bool {
-        self.driver.with(|runner, _| runner.begin_to_meet(addresses));
+    pub(crate) async fn connect_to_all(&self, addresses: &[String], listed: Vec<(NodeId, String)>) -> bool {
+        self.driver.with(|runner, _| runner.begin_join_dials(addresses));
         let hello = self.driver.look(|runner| runner.hello());
         for address in addresses {
             self.driver.shared.fabric.connect(address, &hello);
         }
-        self.all_dialled().await;
+        self.wait_for_dials().await;
         self.driver.with(|runner, now| {
             if !listed.is_empty() {
-                runner.handle_listed_met(now, listed);
+                runner.handle_listed_members(now, listed);
             }
-            runner.handle_all_met(now)
+            runner.end_join_dials(now)
         });
         let is_joined = |runner: &Runner| runner.is_connected_to(NodeId::FIRST);
         self.incarnation.node == NodeId::FIRST || self.driver.look(is_joined)
@@ -233,33 +236,33 @@ impl NodeInner {
 
     /// Waits until this node is connected to the first node, at the address that peers announce. Returns false if
     /// `timeout` passes first.
-    pub(crate) async fn meet_first(&self, timeout: Duration) -> bool {
+    pub(crate) async fn connect_to_first(&self, timeout: Duration) -> bool {
         let is_over = |runner: &Runner| runner.is_connected_to(NodeId::FIRST) || runner.is_alone();
         self.driver.within(timeout, self.until(is_over)).await;
         self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))
     }
 
-    /// Waits for the first node as `meet_first` does, but only if connected nodes announce the first node's address.
-    /// They announce it unless they have lost that node. Used by a node that can join without the first node. If the
-    /// first node answers, extends the wait to `lease`.
-    pub(crate) async fn meet_first_if_known(&self, timeout: Duration, lease: Duration) {
+    /// Waits for the first node as `connect_to_first` does, but only if connected nodes announce the first node's
+    /// address. They announce it unless they have lost that node. Used by a node that can join without the first node.
+    /// If the first node answers, extends the wait to `lease`.
+    pub(crate) async fn connect_to_first_if_announced(&self, timeout: Duration, lease: Duration) {
         if self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST)) {
             return;
         }
-        // Their first messages come before their answers.
+        // The first message of a peer precedes its answer.
         self.wait_until_admitted().await;
         if self.driver.look(Runner::knows_first_node) {
-            let is_met = self.meet_first(timeout).await;
+            let is_met = self.connect_to_first(timeout).await;
             // The peer may be far away.
             let awaits_words = self.driver.look(Runner::awaits_first_words);
             if !is_met && (awaits_words || self.driver.shared.fabric.is_being_answered()) {
-                self.meet_first(first_timeout(lease).saturating_sub(timeout)).await;
+                self.connect_to_first(first_timeout(lease).saturating_sub(timeout)).await;
             }
         }
     }
 
-    async fn all_dialled(&self) {
-        self.until(|runner| runner.has_met_all()).await;
+    async fn wait_for_dials(&self) {
+        self.until(|runner| runner.has_ended_join_dials()).await;
     }
 
     /// Waits until `condition` holds or the node is closed.
@@ -270,7 +273,7 @@ impl NodeInner {
             if self.driver.is_closed() || self.driver.look(&condition) {
                 return;
             }
-            changes.after(seen).await;
+            changes.wait(seen).await;
         }
     }
 

@@ -21,7 +21,7 @@ use halite_tier::news::Over;
 use halite_tier::qos::{BadQos, Qos};
 
 use self::inner::{
-    Checked, Files, FirstNode, KNOWN_FIRST_TIMEOUT, NodeInner, first_timeout, observer_timeout,
+    CheckedConfig, Files, FirstNode, KNOWN_FIRST_TIMEOUT, NodeInner, first_timeout, observer_timeout,
 };
 use self::responder::{Bound, Responder};
 use crate::attach::{Attach, Policy};
@@ -29,7 +29,7 @@ use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN, RANDOM_NODE_BIT};
 use crate::cluster::etcd::{Announcement, EtcdAddress, FOUNDING, MEMBER_TTL};
-use crate::cluster::networks::{self, MetHosts, NodeIdentity, Provider};
+use crate::cluster::networks::{self, HostSettings, NodeIdentity, Provider};
 use crate::cluster::ways::{self, Ways};
 use crate::driver::drained::DrainedNode;
 use crate::driver::leaving::{self, Leaving};
@@ -43,10 +43,10 @@ use crate::session::Session;
 
 /// Number of nodes of its host that a joining node dials, if it does not dial all: those with the lowest numbers. They
 /// know the address of the first node.
-const GUIDES: usize = 3;
+const LARGE_CLUSTER_DIALS: usize = 3;
 
 /// The address of etcd, and the members that etcd lists for other hosts, with their addresses.
-type InEtcd = (EtcdAddress, Vec<(NodeId, String)>);
+type EtcdMembers = (EtcdAddress, Vec<(NodeId, String)>);
 
 /// Maximum wait for another node's join: each of its connections may take two seconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -101,11 +101,11 @@ impl Node {
         config.check()?;
         config.check_hosts()?;
         if config.hosts.is_some() {
-            MetHosts::of(&config, &ClusterDir::found(&config.dir)?)?;
+            HostSettings::of(&config, &ClusterDir::found(&config.dir)?)?;
         }
         let begin = Instant::now();
         // No node is listed yet: one of the nodes that start now founds the cluster, and the others join it.
-        while config.directory.is_some() && !join_by_etcd(&mut config)? && lacks_join(&config) {
+        while config.directory.is_some() && !join_by_etcd(&mut config)? && has_no_join(&config) {
             if other_founder(&config)?.is_none() {
                 return Ok(NodeId::FIRST);
             }
@@ -160,14 +160,14 @@ impl Node {
         config.check()?;
         headroom::check_descriptors().map_err(JoinError::Resource)?;
         // First, because an unavailable address should fail before any other node knows of this one.
-        let bound = metrics_port(&config)?;
-        let mut checked = Checked::new(config)?;
+        let bound = bind_metrics(&config)?;
+        let mut checked = CheckedConfig::new(config)?;
         checked.config.check_hosts()?;
         warn_if_found_has_no_effect(&checked.config);
         remove_own_address(&mut checked.config)?;
         let is_by_etcd = join_by_etcd(&mut checked.config)?;
         let config = &checked.config;
-        if config.node == Some(NodeId::FIRST) && lacks_join(config) {
+        if config.node == Some(NodeId::FIRST) && has_no_join(config) {
             refuse_if_founded(config)?;
         }
         let mut join = config.hosts.as_ref().map(|hosts| hosts.join.clone()).unwrap_or_default();
@@ -191,10 +191,10 @@ impl Node {
         };
         let env = NodeEnv::process(config.clock_offset_s);
         let incarnation = inner::new_incarnation(&env);
-        let (etcd, by_etcd) = etcd_of(config, &dir)?.unzip();
+        let (etcd, by_etcd) = find_etcd(config, &dir)?.unzip();
         let _joining = JoinLock::take(&dir, incarnation, JOIN_TIMEOUT)?;
         dir.clean_residue()?;
-        let hosts = MetHosts::of(config, &dir)?;
+        let hosts = HostSettings::of(config, &dir)?;
         let place = ways::cluster_of(&dir, hosts.is_some());
         if let (Some(etcd), Some(_)) = (&etcd, config.node) {
             refuse_if_taken(etcd, &place)?;
@@ -205,10 +205,10 @@ impl Node {
         let incarnation = NodeIncarnation { node: lock.node(), id: incarnation };
         let name = cluster_dir::node_name(incarnation.node);
         // Under the join lock, so no other node joins or releases its number meanwhile.
-        let others = dir.listeners_but(incarnation.node)?;
+        let others = dir.listeners_except(incarnation.node)?;
         let providers = match &hosts {
-            Some(_) => MetHosts::providers(config)?,
-            None => networks::chosen(config, &others),
+            Some(_) => HostSettings::providers(config)?,
+            None => networks::choose(config, &others),
         };
         let greeted = to_dial(&others, incarnation.node, config.full_mesh_nodes_max);
         let mut addresses = addresses(&dir, &providers, &greeted)?;
@@ -216,7 +216,7 @@ impl Node {
             Some(_) => Ways::between_hosts(&dir, &providers),
             None => Ways::on_one_host(&providers),
         };
-        // Each of these in turn, until one of its addresses answers.
+        // The node tries these hosts in turn, until an address of one answers.
         let first = found.map(|found| found.first).filter(|first| !first.iter().any(|at| join.contains(at)));
         for hosts in [&join, &first.unwrap_or_default()] {
             addresses.extend(ways.to(&ways::list(hosts)));
@@ -243,7 +243,7 @@ impl Node {
             true => Some(TakenNumbers::open(&dir)?),
             false => None,
         };
-        let (dialled, is_spread) = (ways::hosts_of(&address), hosts.is_some());
+        let (own_addresses, is_spread) = (ways::hosts_of(&address), hosts.is_some());
         let hello = checked.hello(incarnation, &env, &address);
         let known = config.hosts.as_ref().and(hosts.as_ref()).map(|hosts| hosts.known.clone());
         let identity = NodeIdentity { node: incarnation.node, name, hello, hosts };
@@ -266,11 +266,11 @@ impl Node {
             attach: None,
             lease: config.lease,
             role,
-            addresses: dialled,
+            addresses: own_addresses,
         };
         // From here on, dropping `node` leaves the cluster.
         let begin_ns = node.inner.driver.now_ns();
-        let mut is_joined = node.inner.driver.block_on(node.inner.meet_all(&addresses, listed));
+        let mut is_joined = node.inner.driver.block_on(node.inner.connect_to_all(&addresses, listed));
         // With names in etcd, a node may be alone, or node 0 may be unavailable.
         is_joined |= etcd.is_some();
         if !is_joined && is_spread {
@@ -279,19 +279,19 @@ impl Node {
             is_joined = match first_node {
                 FirstNode::Required(timeout) => {
                     let timeout = timeout.saturating_sub(waited);
-                    node.inner.driver.block_on(node.inner.meet_first(timeout))
+                    node.inner.driver.block_on(node.inner.connect_to_first(timeout))
                 }
                 FirstNode::Optional(timeout) => {
-                    node.inner.driver.block_on(node.inner.meet_first_if_known(timeout, node.lease));
+                    node.inner.driver.block_on(node.inner.connect_to_first_if_announced(timeout, node.lease));
                     !node.inner.driver.look(Runner::is_alone)
                 }
             };
         }
         if etcd.is_some() && is_spread {
             // An ephemeral node needs node 0 for little, and continues to dial it.
-            let passes = incarnation.node.is_ephemeral();
-            let timeout = if passes { observer_timeout(config.lease) } else { KNOWN_FIRST_TIMEOUT };
-            node.inner.driver.block_on(node.inner.meet_first_if_known(timeout, node.lease));
+            let is_ephemeral = incarnation.node.is_ephemeral();
+            let timeout = if is_ephemeral { observer_timeout(config.lease) } else { KNOWN_FIRST_TIMEOUT };
+            node.inner.driver.block_on(node.inner.connect_to_first_if_announced(timeout, node.lease));
         }
         // Parts of the cluster may be unreachable, but not because this process lacks resources: the next request for
         // memory could go to a node in such a part.
@@ -304,31 +304,36 @@ impl Node {
         }
         // With names in etcd, a node that is connected to no other must not join a cluster whose nodes speak another
         // protocol version.
-        let is_apart = !is_joined || node.inner.driver.look(Runner::is_alone);
-        if let Some(theirs) = node.inner.driver.look(|runner| runner.other_version).filter(|_| is_apart) {
+        let is_unconnected = !is_joined || node.inner.driver.look(Runner::is_alone);
+        if let Some(theirs) = node.inner.driver.look(|runner| runner.other_version).filter(|_| is_unconnected)
+        {
             return Err(JoinError::OtherVersion { dir: dir.path().to_owned(), theirs });
         }
-        // A first node with addresses to join founds nothing: the node that is there has a cluster.
+        // A first node with addresses to join founds no cluster: the nodes at these addresses already have one.
         let failed = node.failed(&node.ways_to(&join));
         let has_lost = incarnation.node == NodeId::FIRST && failed.is_some();
         // A member that does not answer may be gone; one with another secret belongs to another cluster.
-        let is_strange = is_apart && failed.is_some_and(|failed| failed.trouble == ConnectTrouble::Stranger);
-        if !is_joined || is_strange || has_lost && !is_by_etcd {
+        let is_other_cluster =
+            is_unconnected && failed.is_some_and(|failed| failed.trouble == ConnectTrouble::Stranger);
+        if !is_joined || is_other_cluster || has_lost && !is_by_etcd {
             if is_spread {
-                return Err(node.apart_error(&dir, &join));
+                return Err(node.multi_host_join_error(&dir, &join));
             }
             let first = greeted.iter().position(|other| other.node == NodeId::FIRST);
-            return Err(node.alone_error(&dir, first.map(|index| &addresses[index])));
+            return Err(node.single_host_join_error(&dir, first.map(|index| &addresses[index])));
         }
         // A client's requests follow its hello, at node 0 and at each node that it dials, so node 0's connection
         // suffices.
-        let is_enough = role != Role::Member && is_spread && etcd.is_none();
-        if !(is_enough && node.inner.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))) {
+        let needs_only_first = role != Role::Member && is_spread && etcd.is_none();
+        if !(needs_only_first && node.inner.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))) {
             node.inner.driver.block_on(node.inner.wait_until_admitted());
         }
         let hosts = is_spread.then(|| ways::list(&node.addresses));
-        let announced =
-            node.inner.driver.shared.carriers.announce(Announcement { node: incarnation.node, place, hosts });
+        let announced = node.inner.driver.shared.etcd_client.announce(Announcement {
+            node: incarnation.node,
+            place,
+            hosts,
+        });
         announced.map_err(JoinError::Resource)?;
         if let Some(bound) = bound {
             let served = bound.serve(node.inner.driver.clone());
@@ -357,10 +362,10 @@ impl Node {
 
     /// Returns why the node did not join a cluster of several hosts, which it dialled at `join`, or at its own host's
     /// addresses if `join` is empty.
-    fn apart_error(&self, dir: &ClusterDir, join: &[SocketAddr]) -> JoinError {
+    fn multi_host_join_error(&self, dir: &ClusterDir, join: &[SocketAddr]) -> JoinError {
         if join.is_empty() {
             let met = "it has the directory of names and is unreachable from here";
-            let reason = match self.inner.driver.look(|runner| runner.dialling.unmet.clone()) {
+            let reason = match self.inner.driver.look(|runner| runner.dialling.last_failure.clone()) {
                 Some(ConnectFailure { address, reason, .. }) => format!("{met} ({address}: {reason})"),
                 None => met.to_owned(),
             };
@@ -399,7 +404,7 @@ impl Node {
 
     /// Returns why the node joined no cluster of one host. Only an unreachable first node prevents a join. `first` is
     /// the first node's address.
-    fn alone_error(&self, dir: &ClusterDir, first: Option<&String>) -> JoinError {
+    fn single_host_join_error(&self, dir: &ClusterDir, first: Option<&String>) -> JoinError {
         let nodes = match dir.nodes() {
             Ok(nodes) => nodes,
             Err(error) => return error.into(),
@@ -424,10 +429,10 @@ fn to_dial(others: &[Listeners], own: NodeId, full_mesh_nodes_max: usize) -> Vec
     if own == NodeId::FIRST || others.len() < full_mesh_nodes_max {
         return others.to_vec();
     }
-    others.iter().take(GUIDES).cloned().collect()
+    others.iter().take(LARGE_CLUSTER_DIALS).cloned().collect()
 }
 
-fn lacks_join(config: &Config) -> bool {
+fn has_no_join(config: &Config) -> bool {
     config.hosts.as_ref().is_none_or(|hosts| hosts.join.is_empty())
 }
 
@@ -451,7 +456,7 @@ fn refuse_if_founded(config: &Config) -> Result<(), JoinError> {
 
 /// Sets the addresses to join from etcd, if the node has etcd's address and no other. Returns true if etcd lists any.
 fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
-    let Some(etcd) = config.directory.as_ref().filter(|_| config.hosts.is_some() && lacks_join(config))
+    let Some(etcd) = config.directory.as_ref().filter(|_| config.hosts.is_some() && has_no_join(config))
     else {
         return Ok(false);
     };
@@ -468,8 +473,8 @@ fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
     Ok(is_any)
 }
 
-/// Binds the address for metrics; returns `None` if none is configured.
-fn metrics_port(config: &Config) -> Result<Option<Bound>, JoinError> {
+/// Binds the address for metrics. Returns `None` if none is configured.
+fn bind_metrics(config: &Config) -> Result<Option<Bound>, JoinError> {
     let bind = |address| Bound::at(address).map_err(|source| JoinError::Metrics { address, source });
     config.metrics.map(bind).transpose()
 }
@@ -501,7 +506,7 @@ fn remove_own_address(config: &mut Config) -> Result<(), JoinError> {
 
 /// Returns the address of etcd, and the members that etcd lists. The address comes from the configuration or the
 /// cluster directory. Returns `None` if the names are not in etcd.
-fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinError> {
+fn find_etcd(config: &Config, dir: &ClusterDir) -> Result<Option<EtcdMembers>, JoinError> {
     let recorded = match dir.nodes()?.iter().any(|presence| presence.alive) {
         true => dir.etcd()?,
         false => None,
@@ -540,7 +545,7 @@ fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinErro
 /// Returns the addresses of the members in etcd that a joining node dials. It dials them itself because node 0, which
 /// announces members, may be unavailable.
 fn to_dial_by_etcd(members: Vec<(NodeId, String)>, own: NodeId, full_mesh_nodes_max: usize) -> Vec<String> {
-    let most = if members.len() < full_mesh_nodes_max { usize::MAX } else { GUIDES };
+    let most = if members.len() < full_mesh_nodes_max { usize::MAX } else { LARGE_CLUSTER_DIALS };
     members.into_iter().filter(|(node, _)| *node != own).map(|(_, address)| address).take(most).collect()
 }
 
@@ -685,7 +690,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         if self.inner.driver.is_forked() {
-            // Its sockets, files and threads are the parent's: closing the node would end it there.
+            // The sockets, files and threads belong to the parent: closing the node here would end it there.
             std::mem::forget((self.responder.take(), self.progress_thread.take(), self.lock.take()));
             std::mem::forget(self.attach.take());
             std::mem::forget(self.inner.driver.clone());
@@ -699,7 +704,7 @@ impl Drop for Node {
         }
         self.responder = None;
         let driver = &self.inner.driver;
-        driver.shared.carriers.withdraw();
+        driver.shared.etcd_client.withdraw();
         let mut leaving = Leaving::begin(driver);
         while !leaving.advance(driver) {
             driver.drive_briefly();
@@ -729,7 +734,7 @@ mod tests {
         let wait_until_well = |is_well: bool| {
             let begin = std::time::Instant::now();
             while node.is_well() != is_well {
-                assert!(begin.elapsed() < Duration::from_secs(60), "it says that it is well: {}", !is_well);
+                assert!(begin.elapsed() < Duration::from_secs(60), "is_well() stays {}", !is_well);
                 std::thread::yield_now();
             }
         };
@@ -739,7 +744,7 @@ mod tests {
         drop((node, other));
     }
 
-    /// A fork holds every lock that some thread of its parent held.
+    /// In a fork, every lock that a thread of the parent held stays locked.
     #[test]
     fn a_fork_waits_for_no_lock_of_its_parent() {
         let dir = crate::runtime::scratch();

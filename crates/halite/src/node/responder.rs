@@ -24,7 +24,7 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// Maximum lifetime of a connection.
 const CONNECTION_LIFETIME_MAX: Duration = Duration::from_secs(2);
 /// Pause before the next accept after the system ran out of descriptors.
-const SHORTAGE: Duration = Duration::from_millis(100);
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 
 /// The thread that serves metrics. The thread ends when this value is dropped.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Bound {
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let mut server = Server { listener, connections: Vec::new(), not_before: None, text };
         let ends = end.clone();
-        let run = move || while server.turn(&ends) {};
+        let run = move || while server.serve_once(&ends) {};
         let thread = threads::spawn("halite-metrics", run)?;
         Ok(Responder { address, end, thread: Some(thread) })
     }
@@ -108,7 +108,7 @@ enum ConnectionState {
 
 impl<T: Fn() -> String> Server<T> {
     /// Waits for an event and handles it. Returns false when the thread must end.
-    fn turn(&mut self, end: &OwnedFd) -> bool {
+    fn serve_once(&mut self, end: &OwnedFd) -> bool {
         let now = Instant::now();
         let accepts = self.accepts(now);
         let mut wanted = vec![PollFd::new(end, PollFlags::IN)];
@@ -122,7 +122,7 @@ impl<T: Fn() -> String> Server<T> {
         match poll(&mut wanted, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             // The poll lacked memory; only a retry can help.
-            Err(_) => std::thread::sleep(SHORTAGE),
+            Err(_) => std::thread::sleep(SHORTAGE_PAUSE),
         }
         let is_ended = !wanted[0].revents().is_empty();
         let ready: Vec<bool> = wanted[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -158,13 +158,13 @@ impl<T: Fn() -> String> Server<T> {
             }
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Err(_) => self.not_before = Some(Instant::now() + SHORTAGE),
+            Err(_) => self.not_before = Some(Instant::now() + SHORTAGE_PAUSE),
         }
     }
 }
 
 /// The error of a connection that has ended.
-struct Over;
+struct Ended;
 
 impl Connection {
     fn wanted(&self) -> PollFlags {
@@ -174,13 +174,13 @@ impl Connection {
         }
     }
 
-    fn advance(&mut self, text: &impl Fn() -> String) -> Result<(), Over> {
+    fn advance(&mut self, text: &impl Fn() -> String) -> Result<(), Ended> {
         let mut buffer = [0; 1024];
         match &mut self.state {
             ConnectionState::Reading(request) => {
                 let Some(len) = unless_blocked(self.stream.read(&mut buffer))? else { return Ok(()) };
                 if len == 0 {
-                    return Err(Over);
+                    return Err(Ended);
                 }
                 request.extend_from_slice(&buffer[..len]);
                 if let Some(answer) = answer(request, text) {
@@ -192,13 +192,13 @@ impl Connection {
                 let Some(len) = unless_blocked(self.stream.write(&bytes[*done..]))? else { return Ok(()) };
                 *done += len;
                 if *done == bytes.len() {
-                    self.stream.shutdown(Shutdown::Write).map_err(|_| Over)?;
+                    self.stream.shutdown(Shutdown::Write).map_err(|_| Ended)?;
                     self.state = ConnectionState::Closing;
                 }
                 Ok(())
             }
             ConnectionState::Closing => match unless_blocked(self.stream.read(&mut buffer))? {
-                Some(0) => Err(Over),
+                Some(0) => Err(Ended),
                 _ => Ok(()),
             },
         }
@@ -206,11 +206,11 @@ impl Connection {
 }
 
 /// Returns the number of bytes; `None` if the call would have blocked.
-fn unless_blocked(done: io::Result<usize>) -> Result<Option<usize>, Over> {
+fn unless_blocked(done: io::Result<usize>) -> Result<Option<usize>, Ended> {
     match done {
         Ok(len) => Ok(Some(len)),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-        Err(_) => Err(Over),
+        Err(_) => Err(Ended),
     }
 }
 
@@ -303,7 +303,11 @@ mod tests {
         assert!(silent.iter().any(is_over));
         for stream in silent {
             stream.set_nonblocking(false).unwrap();
-            assert_eq!((&stream).read(&mut [0; 16]).unwrap(), 0, "its time is over in the end");
+            assert_eq!(
+                (&stream).read(&mut [0; 16]).unwrap(),
+                0,
+                "the connection ends after its maximum lifetime"
+            );
         }
     }
 }

@@ -10,7 +10,7 @@ use halite_fabric::{
 };
 use halite_tier::effect::{CopyFailure, Token};
 
-use super::pipeline::{bytes_max, has_room, low};
+use super::pipeline::{bytes_max, has_room, refill_threshold};
 use crate::runtime::lanes::TRANSFERS;
 
 /// Length of a slice in bytes: shorter than the slices of accesses, so that other operations on the same peer do not
@@ -43,13 +43,13 @@ struct Chunk {
     /// Number of slices in progress.
     slices: usize,
     /// Number of slices in progress at or below which more slices are posted.
-    low: usize,
+    refill_at: usize,
     failed: Option<CopyFailure>,
 }
 
 impl Fetches {
     pub(crate) fn begin(&mut self, token: Token, fetch: Fetch) {
-        let chunk = Chunk { fetch, posted: 0, slices: 0, low: 0, failed: None };
+        let chunk = Chunk { fetch, posted: 0, slices: 0, refill_at: 0, failed: None };
         self.chunks.insert(token, chunk);
     }
 
@@ -91,7 +91,7 @@ impl Chunk {
     /// Posts slices until the window is full, if at least a quarter of the previous ones have landed. The slices get
     /// numbers from `first` on. Returns how many slices were posted.
     fn post(&mut self, fabric: &dyn Fabric, first: u64) -> usize {
-        if !self.wants_more() || self.slices > self.low {
+        if !self.wants_more() || self.slices > self.refill_at {
             return 0;
         }
         let Fetch { peer, from, key, offset, len } = self.fetch;
@@ -122,7 +122,7 @@ impl Chunk {
         };
         self.posted = len.min(self.posted + count as u64 * slice);
         self.slices += count;
-        self.low = low(self.slices);
+        self.refill_at = refill_threshold(self.slices);
         count
     }
 }

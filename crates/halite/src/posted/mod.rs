@@ -31,12 +31,12 @@ use halite_mem::Process;
 use halite_tier::effect::PostedTo;
 
 pub(crate) use fetches::{Fetch, Fetches};
-pub(crate) use pipeline::{Cursor, Part, Pipeline, bytes_max, low};
+pub(crate) use pipeline::{Cursor, Part, Pipeline, bytes_max, refill_threshold};
 pub(crate) use staging::NoStaging;
 pub(crate) use table::is_operation;
 
 use self::staging::{Slot, Staging};
-use self::table::{Left, OperationId, Table};
+use self::table::{Abandoned, OperationId, Table};
 use crate::runtime::event::Event;
 use crate::runtime::wait::Wakes;
 
@@ -56,7 +56,7 @@ pub(crate) struct InFlight {
 
 /// Result of a posted operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ended {
+pub(crate) struct OperationResult {
     pub(crate) status: Status,
     /// The value that the word had before an atomic; 0 for other operations.
     pub(crate) old: u64,
@@ -73,7 +73,7 @@ impl std::fmt::Debug for KeepAlive {
 
 /// The set of operations that were in progress at one moment.
 #[derive(Debug)]
-pub(crate) struct Mark(Vec<OperationId>);
+pub(crate) struct OperationSnapshot(Vec<OperationId>);
 
 impl InFlight {
     /// Creates the state of posted operations. `threads` is the number of threads that post at the same time.
@@ -103,48 +103,48 @@ impl InFlight {
     }
 
     /// Returns the operations in progress on the memory of the peers in `to`.
-    pub(crate) fn mark(&self, to: &PostedTo) -> Mark {
+    pub(crate) fn snapshot(&self, to: &PostedTo) -> OperationSnapshot {
         let mut found = Vec::new();
         match to {
             PostedTo::Peers(peers) if peers.is_empty() => {}
             PostedTo::Peers(peers) => self.table.under_way(|peer| peers.contains(&peer), false, &mut found),
             PostedTo::All => self.table.under_way(|_| true, false, &mut found),
         }
-        Mark(found)
+        OperationSnapshot(found)
     }
 
     /// Returns all operations in progress, including those started by [`InFlight::keep`].
-    pub(crate) fn mark_all(&self) -> Mark {
+    pub(crate) fn snapshot_all(&self) -> OperationSnapshot {
         let mut found = Vec::new();
         self.table.under_way(|_| true, true, &mut found);
-        Mark(found)
+        OperationSnapshot(found)
     }
 
-    /// Returns true if all operations of `mark` have completed.
-    pub(crate) fn is_over(&self, mark: &mut Mark) -> bool {
-        mark.0.retain(|id| self.table.is_under_way(*id));
-        mark.0.is_empty()
+    /// Returns true if all operations of `snapshot` have completed.
+    pub(crate) fn is_over(&self, snapshot: &mut OperationSnapshot) -> bool {
+        snapshot.0.retain(|id| self.table.is_under_way(*id));
+        snapshot.0.is_empty()
     }
 
     /// Returns the number of operations that have not completed.
     pub(crate) fn under_way(&self) -> usize {
-        self.mark(&PostedTo::All).0.len()
+        self.snapshot(&PostedTo::All).0.len()
     }
 
     #[inline]
-    pub(crate) fn complete(&self, id: WorkId, ended: Ended, wakes: &mut Wakes) {
+    pub(crate) fn complete(&self, id: WorkId, ended: OperationResult, wakes: &mut Wakes) {
         let completed = self.table.complete(id, ended);
         wakes.add(completed.waker);
         if completed.room {
-            self.progress.happen(wakes);
+            self.progress.trigger(wakes);
         }
         if let Some(slot) = completed.slot {
-            self.staging.give_back(slot);
+            self.staging.free(slot);
         }
     }
 
     /// Handles the answer of `peer` to an atomic that travelled as a call. Ignores an unexpected answer.
-    pub(crate) fn answer(&self, peer: PeerId, id: WorkId, ended: Ended, wakes: &mut Wakes) {
+    pub(crate) fn answer(&self, peer: PeerId, id: WorkId, ended: OperationResult, wakes: &mut Wakes) {
         if self.table.is_call_to(peer, id) {
             self.complete(id, ended, wakes);
         }
@@ -154,16 +154,16 @@ impl InFlight {
     /// has ended, so they stay in progress until then.
     pub(crate) fn handle_down(&self, peer: PeerId, wakes: &mut Wakes) {
         wakes.extend(self.table.fail_calls_to(peer));
-        self.progress.happen(wakes);
+        self.progress.trigger(wakes);
     }
 
     /// Ends the calls to `peer`, whose connection has ended. The peer may have executed them.
     pub(crate) fn handle_closed(&self, peer: PeerId, wakes: &mut Wakes) {
         for id in self.table.calls_to(peer) {
-            self.complete(id.work_id(), Ended::PEER_GONE, wakes);
+            self.complete(id.work_id(), OperationResult::PEER_GONE, wakes);
         }
         // Waiters for room retry and find that there will be none.
-        self.progress.happen(wakes);
+        self.progress.trigger(wakes);
     }
 
     /// Returns the number for an operation without a waiter. Drops `kept_alive` once this operation completes.
@@ -179,7 +179,7 @@ impl InFlight {
     /// Waits until the fabric may take more. `seen` is the value of [`InFlight::progress_count`] before the caller's
     /// attempt to post.
     pub(crate) async fn progress_after(&self, seen: u64) {
-        self.progress.after(seen).await;
+        self.progress.wait(seen).await;
     }
 
     pub(crate) fn progress_count(&self) -> u64 {
@@ -190,26 +190,26 @@ impl InFlight {
     #[cold]
     fn wake_for_room(&self) {
         let mut wakes = Wakes::default();
-        self.progress.happen(&mut wakes);
+        self.progress.trigger(&mut wakes);
         wakes.wake_all();
     }
 
     /// Wakes the tasks that wait for room, so that they try again.
     pub(crate) fn retry(&self, wakes: &mut Wakes) {
-        self.progress.happen(wakes);
+        self.progress.trigger(wakes);
     }
 
     /// Ends all waits, because no completion arrives any more. Slots stay reserved, because bytes may land in them
     /// until the fabric is closed.
     pub(crate) fn close(&self, wakes: &mut Wakes) {
         wakes.extend(self.table.close());
-        self.progress.happen(wakes);
+        self.progress.trigger(wakes);
     }
 }
 
-impl Ended {
-    /// Result of a posted operation whose completion will not arrive, because the peer or this node is down.
-    const PEER_GONE: Ended = Ended { status: Status::PeerGone, old: 0 };
+impl OperationResult {
+    /// Result of an operation whose completion will not arrive, because the peer or this node is down.
+    const PEER_GONE: OperationResult = OperationResult { status: Status::PeerGone, old: 0 };
 }
 
 /// An operation that has begun and whose result the owner of this value waits for.
@@ -229,7 +229,7 @@ enum Phase {
     /// The operation has ended, but the bytes in its staging memory may still be needed.
     Landed,
     /// The operation no longer has a place in the table.
-    Over,
+    Removed,
 }
 
 /// A [`PendingOperation`] without its borrow of the table. The owner must attach it to the table again before dropping
@@ -243,7 +243,7 @@ pub(crate) struct DetachedOperation {
 
 impl PendingOperation<'_> {
     pub(crate) fn detach(mut self) -> DetachedOperation {
-        let phase = std::mem::replace(&mut self.phase, Phase::Over);
+        let phase = std::mem::replace(&mut self.phase, Phase::Removed);
         DetachedOperation { id: self.id, phase, slot: self.slot.take() }
     }
 
@@ -254,15 +254,15 @@ impl PendingOperation<'_> {
 
     /// Takes `len` bytes of staging memory, at most [`SLICE_BYTES_MAX`], for an operation on memory of `peer`. Returns
     /// false if memory is short and the transfer should wait. A transfer that holds no staging memory must not wait: it
-    /// sets `needs`, and never gets false.
+    /// sets `must_succeed`, and never gets false.
     pub(crate) fn stage(
         &mut self,
         fabric: &dyn Fabric,
         peer: PeerId,
         len: usize,
-        needs: bool,
+        must_succeed: bool,
     ) -> Result<bool, NoStaging> {
-        self.slot = self.posted.staging.slot(fabric, self.id, peer, len, needs)?;
+        self.slot = self.posted.staging.slot(fabric, self.id, peer, len, must_succeed)?;
         Ok(self.slot.is_some())
     }
 
@@ -294,29 +294,29 @@ impl PendingOperation<'_> {
         self.phase == Phase::Posted
     }
 
-    pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {
+    pub(crate) fn ended(&mut self) -> impl Future<Output = OperationResult> {
         std::future::poll_fn(|context| self.poll_ended(context))
     }
 
-    fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+    fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<OperationResult> {
         if !self.posted.process.is_current() {
             // The parent process receives the completion.
-            self.phase = Phase::Over;
+            self.phase = Phase::Removed;
             std::mem::forget(self.slot.take());
-            return Poll::Ready(Ended::PEER_GONE);
+            return Poll::Ready(OperationResult::PEER_GONE);
         }
-        let stays = self.slot.is_some();
-        match self.posted.table.poll(self.id, stays, context) {
+        let keeps_entry = self.slot.is_some();
+        match self.posted.table.poll(self.id, keeps_entry, context) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Some(ended)) => {
-                self.phase = if stays { Phase::Landed } else { Phase::Over };
+                self.phase = if keeps_entry { Phase::Landed } else { Phase::Removed };
                 Poll::Ready(ended)
             }
             Poll::Ready(None) => {
-                self.phase = Phase::Over;
+                self.phase = Phase::Removed;
                 // Nothing completes any more, but bytes may still land in the slot.
                 self.slot = None;
-                Poll::Ready(Ended::PEER_GONE)
+                Poll::Ready(OperationResult::PEER_GONE)
             }
         }
     }
@@ -329,7 +329,7 @@ impl Drop for PendingOperation<'_> {
             return std::mem::forget(slot);
         }
         let free = match self.phase {
-            Phase::Over => slot,
+            Phase::Removed => slot,
             Phase::Begun | Phase::Landed => {
                 if self.posted.table.withdraw(self.id) {
                     self.posted.wake_for_room();
@@ -337,12 +337,12 @@ impl Drop for PendingOperation<'_> {
                 slot
             }
             Phase::Posted => match self.posted.table.abandon(self.id, slot) {
-                Left::Nothing(slot) => slot,
-                Left::UnderWay => None,
+                Abandoned::Ended(slot) => slot,
+                Abandoned::InProgress => None,
             },
         };
         if let Some(slot) = free {
-            self.posted.staging.give_back(slot);
+            self.posted.staging.free(slot);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::rpc::atomic::ATOMIC_CALL_BYTES;
 
-use super::{Ended, PendingOperation};
+use super::{OperationResult, PendingOperation};
 
 /// Maximum number of parts of one access in progress.
 const PARTS_MAX: usize = 128;
@@ -33,7 +33,7 @@ pub(super) fn has_room(parts: usize, bytes: usize, bytes_max: usize) -> bool {
 
 /// Returns how many of `parts` may still be in progress when more are posted: three quarters. To post after each
 /// completion would cost more; to post after all would leave the wire idle while landed bytes are copied.
-pub(crate) fn low(parts: usize) -> usize {
+pub(crate) fn refill_threshold(parts: usize) -> usize {
     parts - parts.div_ceil(4)
 }
 
@@ -77,7 +77,7 @@ impl<'p> Pipeline<'p> {
 
     /// Returns true if more may be posted, counting `parts` other parts of `bytes` bytes in addition to those in
     /// progress.
-    pub(crate) fn has_room_beside(&self, parts: usize, bytes: usize, bytes_max: usize) -> bool {
+    pub(crate) fn has_room_with(&self, parts: usize, bytes: usize, bytes_max: usize) -> bool {
         has_room(self.len() + parts, self.bytes + bytes, bytes_max)
     }
 
@@ -95,7 +95,7 @@ impl<'p> Pipeline<'p> {
 
     /// Waits for the end of the oldest part, and leaves this part in the pipeline. If this future is dropped, the
     /// pipeline still tracks the part.
-    pub(crate) async fn oldest_ended(&mut self) -> Option<Ended> {
+    pub(crate) async fn oldest_ended(&mut self) -> Option<OperationResult> {
         Some(self.oldest.as_mut()?.operation.ended().await)
     }
 

@@ -52,26 +52,26 @@ pub(super) struct Staging {
 struct Memory {
     key: Key,
     window: Window,
-    long: Mutex<Long>,
+    long: Mutex<LongSlots>,
 }
 
 ranked! {
     () => Innermost;
-    Long => Innermost;
+    LongSlots => Innermost;
 }
 
 /// The memory for longer slots.
 #[derive(Debug)]
-struct Long {
+struct LongSlots {
     allocator: Allocator,
     /// Segments, by their numbers in the allocator.
     segments: Vec<(Key, Window)>,
-    used: Used,
+    used: Usage,
 }
 
 /// Number of bytes in use, in total and by peer.
 #[derive(Debug, Default)]
-struct Used {
+struct Usage {
     all: u64,
     /// Number of bytes by peer; contains no zeros.
     by_peer: BTreeMap<PeerId, u64>,
@@ -95,15 +95,15 @@ impl Staging {
     }
 
     /// Returns a slot of `len` bytes for an operation on memory of `peer`. Returns `None` if the transfer should wait
-    /// and leave the remaining memory to others. If `needs` is true, never returns `None`: a transfer that holds no
-    /// slot must not wait, because other transfers may hold their slots indefinitely.
+    /// and leave the remaining memory to others. If `must_succeed` is true, never returns `None`: a transfer that holds
+    /// no slot must not wait, because other transfers may hold their slots indefinitely.
     pub(super) fn slot(
         &self,
         fabric: &dyn Fabric,
         id: OperationId,
         peer: PeerId,
         len: usize,
-        needs: bool,
+        must_succeed: bool,
     ) -> Result<Option<Slot>, NoStaging> {
         let memory = self.memory(fabric)?;
         let place = id.place(SMALL_PER_SHARD).filter(|_| len <= SMALL_BYTES);
@@ -111,7 +111,7 @@ impl Staging {
             return Ok(Some(Slot::Small { offset: u64::from(place) * SMALL_BYTES as u64 }));
         }
         let mut long = lock(&memory.long);
-        if !needs && !long.used.has_room(peer, len as u64) {
+        if !must_succeed && !long.used.has_room(peer, len as u64) {
             return Ok(None);
         }
         if long.used.of(peer) + len as u64 > PEER_BYTES_MAX {
@@ -120,7 +120,7 @@ impl Staging {
         long.allocate(fabric, peer, len as u64).map(Some)
     }
 
-    pub(super) fn give_back(&self, slot: Slot) {
+    pub(super) fn free(&self, slot: Slot) {
         if let Slot::Long { extent, peer, .. } = slot {
             lock(&self.registered().long).free(extent, peer);
         }
@@ -172,12 +172,12 @@ impl Staging {
 impl Memory {
     fn new(fabric: &dyn Fabric, small_bytes: u64) -> Result<Memory, NoStaging> {
         let (key, window) = register(fabric, small_bytes)?;
-        let long = Long { allocator: Allocator::new(64), segments: Vec::new(), used: Used::default() };
+        let long = LongSlots { allocator: Allocator::new(64), segments: Vec::new(), used: Usage::default() };
         Ok(Memory { key, window, long: Mutex::new(long) })
     }
 }
 
-impl Long {
+impl LongSlots {
     fn allocate(&mut self, fabric: &dyn Fabric, peer: PeerId, len: u64) -> Result<Slot, NoStaging> {
         let extent = match self.allocator.allocate(len) {
             Some(extent) => extent,
@@ -206,7 +206,7 @@ impl Long {
     }
 }
 
-impl Used {
+impl Usage {
     fn has_room(&self, peer: PeerId, len: u64) -> bool {
         self.of(peer) + len <= PEER_SHARE_BYTES && self.all + len <= SHARED_BYTES_MAX
     }

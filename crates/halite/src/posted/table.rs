@@ -14,7 +14,7 @@ use halite_fabric::{PeerId, WorkId};
 use halite_tier::rpc::atomic::ATOMICS_UNDER_WAY_MAX;
 
 use super::staging::Slot;
-use super::{Ended, KeepAlive};
+use super::{KeepAlive, OperationResult};
 use crate::runtime::locks::{lock, ranked};
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ enum EntryState {
     Abandoned(Option<Slot>),
     /// No task waits for the operation. This resource must live until it completes.
     Kept(KeepAlive),
-    Done(Ended),
+    Done(OperationResult),
 }
 
 /// An operation's place in the table, with the generation of that place.
@@ -85,11 +85,11 @@ pub(super) struct Completed {
 }
 
 /// State of an operation after its owner has dropped it.
-pub(super) enum Left {
+pub(super) enum Abandoned {
     /// The operation has ended; its slot, if any, is free.
-    Nothing(Option<Slot>),
+    Ended(Option<Slot>),
     /// The operation keeps its slot until it completes.
-    UnderWay,
+    InProgress,
 }
 
 /// Bit that is set in the numbers of operations only.
@@ -178,7 +178,7 @@ impl Table {
     }
 
     /// Handles a completion. Ignores a completion of an unknown operation.
-    pub(super) fn complete(&self, id: WorkId, ended: Ended) -> Completed {
+    pub(super) fn complete(&self, id: WorkId, ended: OperationResult) -> Completed {
         let completed = self.with(OperationId::of(id), |entries, index| {
             let room = entries.end_call(index);
             let mut completed = Completed { room, ..Completed::default() };
@@ -202,27 +202,27 @@ impl Table {
         completed.unwrap_or_default()
     }
 
-    /// Returns the result once the operation has ended. Frees the operation's place, unless it `stays` until it is
-    /// withdrawn. Returns `None` if the table is closed and no completion arrives any more.
+    /// Returns the result once the operation has ended. Frees the operation's entry, unless `keeps_entry` is true: then
+    /// [`Table::withdraw`] must free the entry. Returns `None` if the table is closed and no completion arrives any more.
     pub(super) fn poll(
         &self,
         id: OperationId,
-        stays: bool,
+        keeps_entry: bool,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Ended>> {
+    ) -> Poll<Option<OperationResult>> {
         let polled = self.with(id, |entries, index| {
             let closed = entries.closed;
             match &mut entries.all[index].state {
                 EntryState::Done(ended) => {
                     let ended = *ended;
-                    if !stays {
+                    if !keeps_entry {
                         entries.remove(index);
                     }
                     Poll::Ready(Some(ended))
                 }
                 state @ EntryState::PeerDown => {
                     *state = EntryState::Abandoned(None);
-                    Poll::Ready(Some(Ended::PEER_GONE))
+                    Poll::Ready(Some(OperationResult::PEER_GONE))
                 }
                 state if closed => {
                     // Bytes may still land, so the place is never reused.
@@ -251,19 +251,19 @@ impl Table {
     }
 
     /// Records that no task waits for a posted operation any more. Its `slot` stays reserved until it completes.
-    pub(super) fn abandon(&self, id: OperationId, slot: Option<Slot>) -> Left {
+    pub(super) fn abandon(&self, id: OperationId, slot: Option<Slot>) -> Abandoned {
         let mut slot = Some(slot);
         let left = self.with(id, |entries, index| match entries.all[index].state {
             EntryState::Done(_) => {
                 entries.remove(index);
-                Left::Nothing(slot.take().flatten())
+                Abandoned::Ended(slot.take().flatten())
             }
             _ => {
                 entries.all[index].state = EntryState::Abandoned(slot.take().flatten());
-                Left::UnderWay
+                Abandoned::InProgress
             }
         });
-        left.unwrap_or_else(|| Left::Nothing(slot.flatten()))
+        left.unwrap_or_else(|| Abandoned::Ended(slot.flatten()))
     }
 
     /// Adds to `found` the operations in progress on peers for which `wanted` returns true. If `kept` is true, also
@@ -368,7 +368,7 @@ impl Entries {
             }
             None => {
                 let index = self.all.len() as u32;
-                assert!(index < 1 << INDEX_BITS, "a thread has fewer than 16 million operations under way");
+                assert!(index < 1 << INDEX_BITS, "a thread has fewer than 16 million operations in progress");
                 self.all.push(Entry { generation: 0, peer, is_call: false, state });
                 (index, 0)
             }
@@ -435,7 +435,7 @@ mod tests {
     use crate::runtime::wait::Wakes;
 
     const PEER: PeerId = PeerId(1);
-    const DONE: Ended = Ended { status: Status::Success, old: 7 };
+    const DONE: OperationResult = OperationResult { status: Status::Success, old: 7 };
 
     fn is_under_way(posted: &InFlight, id: WorkId) -> bool {
         posted.table.is_under_way(OperationId::of(id))
@@ -446,17 +446,17 @@ mod tests {
         let (posted, wakes) = (InFlight::new(1), &mut Wakes::default());
         let mut context = Context::from_waker(Waker::noop());
         let [mut waiting, unpolled, answered] = [(); 3].map(|()| posted.begin_call(PEER).unwrap());
-        let mut mark = posted.mark_all();
+        let mut snapshot = posted.snapshot_all();
         assert!(waiting.poll_ended(&mut context).is_pending());
         posted.handle_down(PEER, wakes);
-        assert_eq!(waiting.poll_ended(&mut context), Poll::Ready(Ended::PEER_GONE));
+        assert_eq!(waiting.poll_ended(&mut context), Poll::Ready(OperationResult::PEER_GONE));
         posted.answer(PEER, answered.id(), DONE, wakes);
         let ids = [waiting.id(), unpolled.id()];
         drop(waiting);
         assert!(is_under_way(&posted, ids[0]), "the peer may still do it");
-        assert!(!posted.is_over(&mut mark));
+        assert!(!posted.is_over(&mut snapshot));
         posted.handle_closed(PEER, wakes);
-        assert!(posted.is_over(&mut mark));
+        assert!(posted.is_over(&mut snapshot));
         drop(unpolled);
         assert!(ids.iter().all(|id| !is_under_way(&posted, *id)));
     }

@@ -99,7 +99,7 @@ impl Rpc {
 fn slots_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = SlotId> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Reply(_)))? {
         Imm::Reply(slot) => Some(slot),
-        _ => unreachable!("just looked at"),
+        _ => unreachable!("checked just before"),
     })
 }
 
@@ -107,6 +107,6 @@ fn slots_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterat
 fn offsets_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = u64> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Request { .. }))? {
         Imm::Request { offset } => Some(offset),
-        _ => unreachable!("just looked at"),
+        _ => unreachable!("checked just before"),
     })
 }

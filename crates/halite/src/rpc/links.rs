@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use halite_fabric::{Key, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
+use halite_fabric::{Key, Operation, PeerId, PostCause, RemoteAddress};
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::line::REQUEST_LINES;
 use halite_tier::rpc::ring::is_ring_size;
@@ -52,10 +52,7 @@ impl Rpc {
 
     fn send_handshake(&self, peer: PeerId, link: &Link, control: CallControl, attempt: Attempt) {
         let operation = Operation::Send { bytes: &control.emit(), imm: CONTROL_IMM };
-        match self
-            .poster
-            .post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
-        {
+        match self.poster.post(peer, CALL_WORK, operation) {
             Err(PostCause::QueueFull) => {
                 lock(&self.handshakes).push((peer, control));
                 self.poster.set_deferred(attempt);
@@ -87,7 +84,7 @@ impl Rpc {
 
     pub(super) fn open(&self, link: &Link, peer: PeerId, control: &CallControl) -> Result<(), Violation> {
         let CallControl::Handshake { ring_key, ring_offset, ring_bytes, .. } = *control else {
-            unreachable!("the caller looked")
+            unreachable!("the caller checked")
         };
         if !is_ring_size(ring_bytes) {
             return Err(Violation("the size of a ring is not allowed"));
@@ -118,7 +115,7 @@ impl Rpc {
         let handshakes = std::mem::take(&mut *lock(&self.handshakes));
         for (peer, control) in handshakes {
             if let Some(link) = self.peers.link_of(peer) {
-                self.send_handshake(peer, &link, control, Attempt::Again);
+                self.send_handshake(peer, &link, control, Attempt::Retry);
             }
         }
     }

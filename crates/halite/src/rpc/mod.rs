@@ -37,15 +37,15 @@ use self::client::Client;
 use self::peers::Peers;
 use self::server::Server;
 use self::shared::Poster;
-use crate::metrics::ServiceFigures;
+use crate::metrics::ServiceCounts;
 use crate::posted::InFlight;
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-pub(crate) use self::client::{Into, Lent, NotPosted, Posted, Reply, Request};
+pub(crate) use self::client::{LentReply, NotPosted, Posted, Reply, ReplyBuffer, Request};
 pub use self::server::ServeOptions;
 pub(crate) use self::server::{
-    Answered, Bytes, Closed, DirectReceiver, Ended, Incoming, Payload, ReceiveBatch, ReplyTo, Service,
+    Answered, Bytes, Closed, DirectReceiver, EndedService, Incoming, Payload, ReceiveBatch, ReplyTo, Service,
     ServiceId, Taken,
 };
 pub(crate) use self::shared::{BATCH_MAX, CALL_WORK, Link};
@@ -96,8 +96,8 @@ impl Rpc {
     }
 
     /// Returns the figures of this node's functions, then those of its ports.
-    pub(crate) fn services(&self) -> (ServiceFigures, ServiceFigures) {
-        let mut found = (ServiceFigures::default(), ServiceFigures::default());
+    pub(crate) fn services(&self) -> (ServiceCounts, ServiceCounts) {
+        let mut found = (ServiceCounts::default(), ServiceCounts::default());
         for service in self.peers.read().services.all() {
             let figures = match service.id {
                 ServiceId::Function(_) => &mut found.0,

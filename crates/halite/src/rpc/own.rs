@@ -31,7 +31,7 @@ impl Rpc {
         };
         let bytes_max = request.reply_bytes_max;
         let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max, by_line: false };
-        let incoming = Incoming::new(to, Payload::Here(Bytes::from(request.input)));
+        let incoming = Incoming::new(to, Payload::Local(Bytes::from(request.input)));
         let decoded = DecodedRequest { kind: request.kind, number: request.number, incoming };
         self.deliver(|id| services.get(id), once(decoded), &mut DirectReceiver::default(), wakes);
         Ok(slot)

@@ -25,7 +25,7 @@ use halite_tier::rpc::{AtomicAnswer, CutOffYet};
 
 use super::server::Services;
 use super::shared::Link;
-use crate::runtime::locks::{self, Held, ranked};
+use crate::runtime::locks::{self, RankedGuard, ranked};
 
 /// Number of removed peers whose incarnations stay known. An access that was in progress may still report its failure
 /// later.
@@ -121,11 +121,11 @@ impl Peers {
     /// Locks the table for reading. A thread must not lock it twice: if a writer waits in between, both would wait
     /// forever.
     #[inline]
-    pub(crate) fn read(&self) -> Held<RwLockReadGuard<'_, Table>> {
+    pub(crate) fn read(&self) -> RankedGuard<RwLockReadGuard<'_, Table>> {
         locks::read(&self.table)
     }
 
-    pub(crate) fn write(&self) -> Held<RwLockWriteGuard<'_, Table>> {
+    pub(crate) fn write(&self) -> RankedGuard<RwLockWriteGuard<'_, Table>> {
         let table = locks::write(&self.table);
         // Before the change, so that a thread that sees this number waits for the lock and sees the change. Pairs with
         // the Acquire in version().
@@ -162,7 +162,7 @@ impl Peers {
             if !last.as_ref().is_some_and(is_it) {
                 *last = Some(LastLink { peers: self.number, version, link: self.link_to(node)? });
             }
-            let enter = enter.take().expect("it is called once");
+            let enter = enter.take().expect("the closure runs once");
             last.as_ref().map(|last| enter(&last.link))
         });
         // A thread that is ending has no thread-local storage.
@@ -196,7 +196,7 @@ impl Peers {
         }
         let (state, is_closed, atomics) = (PeerState::Up, false, Mutex::default());
         let before = table.peers.insert(peer, Peer { incarnation, state, is_closed, link, atomics });
-        assert!(before.is_none(), "the engine takes up {peer:?} once");
+        assert!(before.is_none(), "the engine reports once that {peer:?} is up");
     }
 
     /// Marks a peer as down. Returns `None` unless the peer was up.
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn transitions_happen_once_and_in_order() {
         let peers = with_peer();
-        assert!(peers.set_cut_off(PEER).is_none(), "it is up");
+        assert!(peers.set_cut_off(PEER).is_none(), "the peer is up");
         assert!(peers.is_up(PEER) && peers.link_to(NodeId(1)).is_some());
         assert!(peers.set_down(PEER).is_some_and(|transition| transition.link.is_some()));
         assert!(peers.set_down(PEER).is_none());
@@ -332,7 +332,11 @@ mod tests {
             end(is_closed_first);
             assert_eq!(peers.incarnation_of(PEER), Some(incarnation(1)));
             end(!is_closed_first);
-            assert_eq!(peers.incarnation_of(PEER), Some(incarnation(1)), "an access that was under way asks");
+            assert_eq!(
+                peers.incarnation_of(PEER),
+                Some(incarnation(1)),
+                "an access in progress may still ask"
+            );
             assert!(!peers.set_closed(PEER));
             for other in 0..GONE_MAX as u32 {
                 let other = PeerId(1000 + other);
@@ -346,12 +350,12 @@ mod tests {
     }
 
     #[test]
-    fn an_old_incarnation_leaves_the_new_link_alone() {
+    fn an_old_incarnation_does_not_change_the_new_link() {
         let (peers, again) = (with_peer(), PeerId(8));
         peers.set_up(again, incarnation(2), Some(link(&peers, again)));
         peers.set_down(PEER);
-        let found = peers.link_to(NodeId(1)).expect("it is up");
+        let found = peers.link_to(NodeId(1)).expect("the link is up");
         assert_eq!(found.target, Target::Peer(again));
-        assert_eq!(peers.incarnation_of(PEER), Some(incarnation(1)), "it may still write");
+        assert_eq!(peers.incarnation_of(PEER), Some(incarnation(1)), "the old incarnation may still write");
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::runtime::crowd::is_host_crowded;
+use crate::runtime::contention::is_host_contended;
 use crate::runtime::headroom;
 
 /// The environment of a [`crate::Driven`] node, real or simulated. A node is deterministic: with the same environment
@@ -87,9 +87,9 @@ impl NodeEnv {
     }
 
     /// Returns true if more threads are runnable than the cores can run.
-    pub(crate) fn is_crowded(&self) -> bool {
+    pub(crate) fn is_contended(&self) -> bool {
         match self {
-            NodeEnv::Process { .. } => is_host_crowded(),
+            NodeEnv::Process { .. } => is_host_contended(),
             NodeEnv::Custom(_) => false,
         }
     }
@@ -144,6 +144,6 @@ fn since_1970_ns(clock_offset_s: i64) -> u64 {
 fn random() -> u64 {
     let mut bytes = [0; 8];
     let filled = getrandom(&mut bytes, GetRandomFlags::empty());
-    assert_eq!(filled, Ok(bytes.len()), "the system gives short random numbers without fail");
+    assert_eq!(filled, Ok(bytes.len()), "the system always provides a few random bytes");
     u64::from_ne_bytes(bytes)
 }

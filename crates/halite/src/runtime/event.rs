@@ -35,12 +35,12 @@ struct EventWaiters<K> {
 impl<K: Ord + Copy> Event<K> {
     /// Returns the number of occurrences so far.
     pub(crate) fn count(&self) -> u64 {
-        // Pairs with the Release in happen() and happen_to(): a reader of the count also sees the change behind it.
+        // Pairs with the Release in trigger() and trigger_for(): a reader of the count also sees the change behind it.
         self.count.load(Acquire)
     }
 
     /// Triggers the event for all keys.
-    pub(crate) fn happen(&self, wakes: &mut Wakes) {
+    pub(crate) fn trigger(&self, wakes: &mut Wakes) {
         let mut waiting = lock(&self.waiting);
         // Pairs with the Acquire in count().
         self.count.fetch_add(1, Release);
@@ -48,9 +48,9 @@ impl<K: Ord + Copy> Event<K> {
     }
 
     /// Triggers the event for some keys.
-    pub(crate) fn happen_to(&self, keys: &[K], wakes: &mut Wakes) {
+    pub(crate) fn trigger_for(&self, keys: &[K], wakes: &mut Wakes) {
         let mut waiting = lock(&self.waiting);
-        // As in happen().
+        // As in trigger().
         self.count.fetch_add(1, Release);
         for key in keys {
             let of_key = waiting.wakers.extract_if((*key, 0)..=(*key, u64::MAX), |_, _| true);
@@ -59,37 +59,36 @@ impl<K: Ord + Copy> Event<K> {
     }
 
     /// Waits for the event of `key`. Returns at once if any event has occurred since the count was `seen`.
-    pub(crate) fn after_of(&self, seen: u64, key: K) -> After<'_, K> {
-        After { event: self, seen, key, id: None }
+    pub(crate) fn wait_for(&self, seen: u64, key: K) -> EventWait<'_, K> {
+        EventWait { event: self, seen, key, id: None }
     }
 
-    /// Returns the number of waiters.
     #[cfg(test)]
-    fn awaited(&self) -> usize {
+    fn waiter_count(&self) -> usize {
         lock(&self.waiting).wakers.len()
     }
 }
 
 impl Event {
     /// Waits until the event has occurred more than `seen` times.
-    pub(crate) fn after(&self, seen: u64) -> After<'_, ()> {
-        self.after_of(seen, ())
+    pub(crate) fn wait(&self, seen: u64) -> EventWait<'_, ()> {
+        self.wait_for(seen, ())
     }
 }
 
-/// A wait for an event; see [`Event::after_of`].
+/// A wait for an event; see [`Event::wait_for`].
 #[derive(Debug)]
-pub(crate) struct After<'e, K: Ord + Copy> {
+pub(crate) struct EventWait<'e, K: Ord + Copy> {
     event: &'e Event<K>,
     seen: u64,
     key: K,
     id: Option<u64>,
 }
 
-// Nothing in it is pinned.
-impl<K: Ord + Copy> Unpin for After<'_, K> {}
+// No field is structurally pinned.
+impl<K: Ord + Copy> Unpin for EventWait<'_, K> {}
 
-impl<K: Ord + Copy> Future for After<'_, K> {
+impl<K: Ord + Copy> Future for EventWait<'_, K> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -110,7 +109,7 @@ impl<K: Ord + Copy> Future for After<'_, K> {
     }
 }
 
-impl<K: Ord + Copy> Drop for After<'_, K> {
+impl<K: Ord + Copy> Drop for EventWait<'_, K> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
             lock(&self.event.waiting).wakers.remove(&(self.key, id));
@@ -141,9 +140,9 @@ mod tests {
         (counter.clone(), Waker::from(counter))
     }
 
-    fn happen<K: Ord + Copy>(event: &Event<K>) {
+    fn trigger<K: Ord + Copy>(event: &Event<K>) {
         let mut wakes = Wakes::default();
-        event.happen(&mut wakes);
+        event.trigger(&mut wakes);
         wakes.wake_all();
     }
 
@@ -152,18 +151,18 @@ mod tests {
         let changes = Event::<u32>::default();
         let counters = [(); 3].map(|()| Arc::new(Counter::default()));
         let mut waiters: Vec<_> =
-            (0..3).map(|index| Box::pin(changes.after_of(changes.count(), index))).collect();
+            (0..3).map(|index| Box::pin(changes.wait_for(changes.count(), index))).collect();
         for (waiter, counter) in waiters.iter_mut().zip(&counters) {
             let waker = Waker::from(counter.clone());
             assert!(waiter.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
         for handle in [1, 7] {
             let mut wakes = Wakes::default();
-            changes.happen_to(&[handle], &mut wakes);
+            changes.trigger_for(&[handle], &mut wakes);
             wakes.wake_all();
         }
         assert_eq!(counters.each_ref().map(|counter| counter.0.load(Relaxed)), [0, 1, 0]);
-        happen(&changes);
+        trigger(&changes);
         assert_eq!(counters.each_ref().map(|counter| counter.0.load(Relaxed)), [1, 1, 1]);
     }
 
@@ -172,14 +171,14 @@ mod tests {
         let changes = Event::<u32>::default();
         let waker = counting().1;
         let seen = changes.count();
-        happen(&changes);
-        assert!(pin!(changes.after_of(seen, 4)).poll(&mut Context::from_waker(&waker)).is_ready());
+        trigger(&changes);
+        assert!(pin!(changes.wait_for(seen, 4)).poll(&mut Context::from_waker(&waker)).is_ready());
         {
-            let mut after = pin!(changes.after_of(changes.count(), 4));
+            let mut after = pin!(changes.wait_for(changes.count(), 4));
             assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-            assert_eq!(changes.awaited(), 1);
+            assert_eq!(changes.waiter_count(), 1);
         }
-        assert_eq!(changes.awaited(), 0);
+        assert_eq!(changes.waiter_count(), 0);
     }
 }

@@ -16,15 +16,16 @@ const SPARE_BYTES: u64 = 16 << 20;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Limit {
     pub(crate) bytes: u64,
-    pub(crate) by: String,
+    pub(crate) source: String,
 }
 
 /// Returns the tightest limit on this process's memory.
-pub(crate) fn most() -> Option<Limit> {
-    let machine = Meminfo::read().map(|info| Limit { bytes: info.total, by: "this machine has".to_owned() });
+pub(crate) fn memory_limit() -> Option<Limit> {
+    let machine =
+        Meminfo::read().map(|info| Limit { bytes: info.total, source: "this machine has".to_owned() });
     let groups = groups().into_iter().map(|group| Limit {
         bytes: group.limit,
-        by: format!("the control group {} may have", group.dir.display()),
+        source: format!("the control group {} may have", group.dir.display()),
     });
     machine.into_iter().chain(groups).min_by_key(|limit| limit.bytes)
 }
@@ -32,7 +33,7 @@ pub(crate) fn most() -> Option<Limit> {
 /// Returns true if `len` bytes of memory are free, so that the system need not kill a process to provide them.
 pub(crate) fn has_free(len: u64) -> bool {
     let machine = Meminfo::read().map(|info| info.available);
-    let groups = groups().into_iter().map(|group| group.limit.saturating_sub(group.held));
+    let groups = groups().into_iter().map(|group| group.limit.saturating_sub(group.used));
     let least = machine.into_iter().chain(groups).min();
     least.is_none_or(|free| free >= len.saturating_add(SPARE_BYTES))
 }
@@ -52,9 +53,9 @@ const DESCRIPTORS: u64 = 21;
 
 /// Fails if this process may not open enough descriptors for a node.
 pub(crate) fn check_descriptors() -> io::Result<()> {
-    // The node raises the soft limit.
+    // The node raises its soft limit to the hard limit, which is checked here.
     let Some(limit) = getrlimit(Resource::Nofile).maximum else { return Ok(()) };
-    // One of them is for reading the others.
+    // One of the entries is the descriptor that reads this directory.
     let used = fs::read_dir("/proc/self/fd").map_or(0, |open| open.count().saturating_sub(1) as u64);
     match limit.saturating_sub(used) {
         free if free < DESCRIPTORS => Err(io::Error::other(format!(
@@ -95,7 +96,7 @@ struct Group {
     dir: PathBuf,
     limit: u64,
     /// Bytes of memory in use that the system cannot reclaim at once.
-    held: u64,
+    used: u64,
 }
 
 fn groups() -> Vec<Group> {
@@ -115,7 +116,7 @@ fn groups_of(own: &str, root: &Path) -> Vec<Group> {
             _ if controllers.split(',').any(|one| one == "memory") => (root.join("memory"), &V1),
             _ => continue,
         };
-        // Inside a container the path may be the host's, of which only the root is visible.
+        // In a container, the path may be that on the host; then only the root exists here.
         for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
             groups.extend(Group::read(hierarchy.join(ancestor), files));
         }
@@ -145,8 +146,8 @@ impl Group {
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let of_stat = |line: &str| line.strip_prefix(files.reclaimable)?.trim().parse::<u64>().ok();
         let reclaimable = stat.lines().find_map(of_stat).unwrap_or(0);
-        let held = number(files.usage).unwrap_or(0).saturating_sub(reclaimable);
-        Some(Group { dir, limit, held })
+        let used = number(files.usage).unwrap_or(0).saturating_sub(reclaimable);
+        Some(Group { dir, limit, used })
     }
 }
 
@@ -180,7 +181,7 @@ mod tests {
         }
 
         fn limits(&self, own: &str) -> Vec<(u64, u64)> {
-            groups_of(own, self.0.path()).into_iter().map(|group| (group.limit, group.held)).collect()
+            groups_of(own, self.0.path()).into_iter().map(|group| (group.limit, group.used)).collect()
         }
     }
 

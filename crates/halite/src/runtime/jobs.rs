@@ -37,7 +37,7 @@ pub(crate) enum Done {
         is_done: bool,
     },
     /// The rest of a job, which goes into the queue behind other jobs.
-    Partly(Job),
+    Rest(Job),
 }
 
 /// Bytes to populate without a check of the system's free memory, because each check takes 0.1 ms.
@@ -74,10 +74,10 @@ impl Arena {
                 Done::Populated { token, len, is_done: self.populate(key, offset, len, env) }
             }
             Job::Discard { token, key, offset, len } => {
-                let done = self.discard_for_a_while(key, offset, len, env);
+                let done = self.discard_slices(key, offset, len, env);
                 match len - done {
                     0 => Done::Discarded(token),
-                    len => Done::Partly(Job::Discard { token, key, offset: offset + done, len }),
+                    len => Done::Rest(Job::Discard { token, key, offset: offset + done, len }),
                 }
             }
         }
@@ -112,8 +112,8 @@ impl Arena {
     /// Allocates pages for a part of the arena. Returns true if the system provided the memory.
     fn populate(&self, key: Key, offset: u64, len: u64, env: &NodeEnv) -> bool {
         // Linux kills a process, perhaps this one, rather than report that memory is short.
-        let asks = len >= HEADROOM_BYTES_MIN;
-        if asks && !env.has_free(len) {
+        let must_check = len >= HEADROOM_BYTES_MIN;
+        if must_check && !env.has_free(len) {
             tracing::warn!("the system lacks {len} bytes of free memory for a region");
             return false;
         }
@@ -123,7 +123,7 @@ impl Arena {
 
     /// Discards memory for about [`JOB_NS_MAX`]. Returns the number of bytes done. The system takes about 0.15 s per
     /// touched GiB, and almost no time for untouched memory, so the slices grow while they are cheap.
-    fn discard_for_a_while(&self, key: Key, offset: u64, len: u64, env: &NodeEnv) -> u64 {
+    fn discard_slices(&self, key: Key, offset: u64, len: u64, env: &NodeEnv) -> u64 {
         let begin_ns = env.now_ns();
         let elapsed_ns = || env.now_ns() - begin_ns;
         let (mut done, mut slice) = (0, DISCARD_BYTES_MIN);
@@ -140,7 +140,7 @@ impl Arena {
 
     fn segment(&self, key: Key) -> Arc<Segment> {
         let segment = lock(&self.segments).get(&key).cloned();
-        segment.expect("the engine names only segments that it was given")
+        segment.expect("the engine uses only segments that this node registered")
     }
 
     fn discard(&self, key: Key, offset: u64, len: u64) {

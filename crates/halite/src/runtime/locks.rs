@@ -36,7 +36,7 @@ pub(crate) enum Rank {
     /// The unsent answers to a peer's atomics.
     Atomics,
     /// Posts that a fabric has not taken yet, by kind.
-    HeldBack,
+    Deferred,
     /// The operations in progress, in one shard of their table.
     InFlight,
     /// The node's own memory, and the waiters of events. A thread that holds one of these takes no other lock.
@@ -59,13 +59,13 @@ macro_rules! ranked {
 }
 pub(crate) use ranked;
 
-pub(crate) struct Held<G> {
+pub(crate) struct RankedGuard<G> {
     guard: G,
     /// Record of the held lock; dropped after the lock is released.
-    _place: Place,
+    _record: RankRecord,
 }
 
-pub(crate) type Locked<'m, T> = Held<MutexGuard<'m, T>>;
+pub(crate) type Locked<'m, T> = RankedGuard<MutexGuard<'m, T>>;
 
 const POISONED: &str = "a thread panicked inside the node";
 
@@ -74,25 +74,25 @@ const POISONED: &str = "a thread panicked inside the node";
 #[inline]
 pub(crate) fn lock<T: Ranked>(mutex: &Mutex<T>) -> Locked<'_, T> {
     // Before waiting for the lock, so that a wrong order is found even without contention.
-    let place = Place::take(T::RANK);
-    Held { guard: mutex.lock().expect(POISONED), _place: place }
+    let record = RankRecord::take(T::RANK);
+    RankedGuard { guard: mutex.lock().expect(POISONED), _record: record }
 }
 
 /// Locks for reading. Panics as [`lock`] does.
 #[inline]
-pub(crate) fn read<T: Ranked>(lock: &RwLock<T>) -> Held<RwLockReadGuard<'_, T>> {
-    let place = Place::take(T::RANK);
-    Held { guard: lock.read().expect(POISONED), _place: place }
+pub(crate) fn read<T: Ranked>(lock: &RwLock<T>) -> RankedGuard<RwLockReadGuard<'_, T>> {
+    let record = RankRecord::take(T::RANK);
+    RankedGuard { guard: lock.read().expect(POISONED), _record: record }
 }
 
 /// Locks for writing. Panics as [`lock`] does.
 #[inline]
-pub(crate) fn write<T: Ranked>(lock: &RwLock<T>) -> Held<RwLockWriteGuard<'_, T>> {
-    let place = Place::take(T::RANK);
-    Held { guard: lock.write().expect(POISONED), _place: place }
+pub(crate) fn write<T: Ranked>(lock: &RwLock<T>) -> RankedGuard<RwLockWriteGuard<'_, T>> {
+    let record = RankRecord::take(T::RANK);
+    RankedGuard { guard: lock.write().expect(POISONED), _record: record }
 }
 
-impl<G: Deref> Deref for Held<G> {
+impl<G: Deref> Deref for RankedGuard<G> {
     type Target = G::Target;
 
     #[inline]
@@ -101,7 +101,7 @@ impl<G: Deref> Deref for Held<G> {
     }
 }
 
-impl<G: DerefMut> DerefMut for Held<G> {
+impl<G: DerefMut> DerefMut for RankedGuard<G> {
     #[inline]
     fn deref_mut(&mut self) -> &mut G::Target {
         &mut self.guard
@@ -109,18 +109,18 @@ impl<G: DerefMut> DerefMut for Held<G> {
 }
 
 #[cfg(not(debug_assertions))]
-struct Place;
+struct RankRecord;
 
 #[cfg(not(debug_assertions))]
-impl Place {
+impl RankRecord {
     #[inline]
-    fn take(_: Rank) -> Place {
-        Place
+    fn take(_: Rank) -> RankRecord {
+        RankRecord
     }
 }
 
 #[cfg(debug_assertions)]
-use checked::Place;
+use checked::RankRecord;
 
 #[cfg(debug_assertions)]
 mod checked {
@@ -134,10 +134,10 @@ mod checked {
     }
 
     /// The rank of a held lock, recorded for as long as the lock is held.
-    pub(super) struct Place(Rank);
+    pub(super) struct RankRecord(Rank);
 
-    impl Place {
-        pub(super) fn take(rank: Rank) -> Place {
+    impl RankRecord {
+        pub(super) fn take(rank: Rank) -> RankRecord {
             // A thread that is ending has no thread-local storage, and one that is panicking should not panic again.
             let last = HELD.try_with(|held| {
                 let mut held = held.borrow_mut();
@@ -145,17 +145,17 @@ mod checked {
                 held.push(rank);
                 last
             });
-            let place = Place(rank);
+            let record = RankRecord(rank);
             if let Ok(Some(last)) = last
                 && !std::thread::panicking()
             {
                 assert!(last < rank, "a lock of rank {rank:?} is taken under one of rank {last:?}");
             }
-            place
+            record
         }
     }
 
-    impl Drop for Place {
+    impl Drop for RankRecord {
         fn drop(&mut self) {
             let _ = HELD.try_with(|held| {
                 let mut held = held.borrow_mut();

@@ -122,19 +122,19 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A fabric that has room for nothing until [`Full::make_room`] is called.
-    pub(crate) struct Full {
+    /// A fabric that has room for nothing until [`FullFabric::make_room`] is called.
+    pub(crate) struct FullFabric {
         inner: Arc<ShmFabric>,
         disconnected: Mutex<Vec<PeerId>>,
         has_room: AtomicBool,
     }
 
-    impl Full {
-        pub(crate) fn open() -> Full {
-            // No peer connects through it, so its directory may go.
+    impl FullFabric {
+        pub(crate) fn open() -> FullFabric {
+            // No peer connects through it, so its directory may be removed.
             let dir = crate::runtime::scratch();
             let inner = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
-            Full { inner, disconnected: Mutex::default(), has_room: AtomicBool::new(false) }
+            FullFabric { inner, disconnected: Mutex::default(), has_room: AtomicBool::new(false) }
         }
 
         pub(crate) fn make_room(&self) {
@@ -147,7 +147,7 @@ pub(crate) mod tests {
         }
     }
 
-    impl Middleware for Full {
+    impl Middleware for FullFabric {
         fn inner(&self) -> &dyn Fabric {
             &*self.inner
         }
@@ -166,7 +166,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_peer_with_a_full_backlog_is_disconnected() {
-        let fabric = Full::open();
+        let fabric = FullFabric::open();
         let mut outbox = Outbox::default();
         for peer in [PeerId(7), PeerId(8)] {
             let bytes = vec![0; BACKLOG_BYTES_MAX / 4];
@@ -175,12 +175,12 @@ pub(crate) mod tests {
                     .push(peer, OutMessage { imm: 1, bytes: bytes.clone(), solicited: true, counts: false });
             });
         }
-        outbox.flush(&fabric, |_, _| unreachable!("none counts"));
-        assert_eq!(fabric.disconnected(), [], "as much may wait");
+        outbox.flush(&fabric, |_, _| unreachable!("no message counts"));
+        assert_eq!(fabric.disconnected(), [], "a backlog of the maximum length is kept");
         outbox.push(PeerId(8), OutMessage { imm: 1, bytes: vec![0], solicited: true, counts: false });
-        outbox.flush(&fabric, |_, _| unreachable!("none counts"));
+        outbox.flush(&fabric, |_, _| unreachable!("no message counts"));
         assert_eq!(fabric.disconnected(), [PeerId(8)]);
         outbox.handle_down(PeerId(8));
-        assert_eq!(outbox.waiting(), (4, BACKLOG_BYTES_MAX), "of the other nothing is lost");
+        assert_eq!(outbox.waiting(), (4, BACKLOG_BYTES_MAX), "the backlog of the other peer is complete");
     }
 }

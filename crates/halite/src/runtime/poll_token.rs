@@ -1,6 +1,6 @@
 //! The poll token decides which thread polls, and how arrivals are handled while no thread polls.
 //!
-//! The token is a mutex that threads only try to lock. Its holder polls: it has a turn. While the token is free, the
+//! The token is a mutex that threads only try to lock. Its holder polls; this is a turn. While the token is free, the
 //! node is
 //!
 //! ```text
@@ -71,19 +71,19 @@ pub(crate) trait Bell {
     fn arm(&self, sleeper: Option<Sleeper>);
     /// Wakes all threads that sleep on the doorbell.
     fn ring(&self);
-    fn is_led(&self) -> bool;
+    fn has_leader(&self) -> bool;
 }
 
 /// The token, with the state `P`, which only the token's holder uses.
 #[derive(Debug)]
 pub(crate) struct PollToken<P> {
-    seat: Mutex<TokenState<P>>,
+    state: Mutex<TokenState<P>>,
 }
 
 #[derive(Debug)]
 struct TokenState<P> {
     poller: P,
-    /// True if the doorbell is armed, as far as the token knows.
+    /// True if the last holder armed the doorbell when it released the token.
     armed: bool,
     hot: bool,
     /// Number of turns in close succession, while the node is cold.
@@ -102,7 +102,7 @@ struct TokenState<P> {
 /// panic, arrivals wait for the next thread that polls.
 #[derive(Debug)]
 pub(crate) struct PollGuard<'t, P> {
-    seat: MutexGuard<'t, TokenState<P>>,
+    state: MutexGuard<'t, TokenState<P>>,
 }
 
 /// Time at which the progress thread must poll next.
@@ -127,7 +127,7 @@ impl NextPoll {
 impl<P> PollToken<P> {
     /// Creates the token of a cold node whose doorbell is not armed yet: the progress thread must take the first turn.
     pub(crate) fn new(poller: P) -> PollToken<P> {
-        let seat = TokenState {
+        let state = TokenState {
             poller,
             armed: false,
             hot: false,
@@ -137,57 +137,57 @@ impl<P> PollToken<P> {
             counted_ns: 0,
             watch_ns: WATCH_NS,
         };
-        PollToken { seat: Mutex::new(seat) }
+        PollToken { state: Mutex::new(state) }
     }
 
     /// Takes the token unless another thread holds it.
     #[inline]
     pub(crate) fn try_take(&self, bell: &impl Bell) -> Option<PollGuard<'_, P>> {
-        let mut seat = match self.seat.try_lock() {
-            Ok(seat) => seat,
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
             Err(TryLockError::WouldBlock) => return None,
             Err(TryLockError::Poisoned(_)) => panic!("a thread panicked while it polled for the node"),
         };
-        if seat.armed {
-            seat.armed = false;
+        if state.armed {
+            state.armed = false;
             bell.arm(None);
         }
-        Some(PollGuard { seat })
+        Some(PollGuard { state })
     }
 }
 
 impl<P> PollGuard<'_, P> {
     #[inline]
     pub(crate) fn poller(&mut self) -> &mut P {
-        &mut self.seat.poller
+        &mut self.state.poller
     }
 
     /// Releases the token for a thread that may poll again soon. Calls `clock_ns` only while the node is cold.
     #[inline]
-    pub(crate) fn pass(
+    pub(crate) fn release(
         mut self,
         bell: &impl Bell,
         clock_ns: impl FnOnce() -> u64,
         poll: impl FnMut(&mut P) -> bool,
     ) {
-        self.seat.turns = self.seat.turns.wrapping_add(1);
-        let warms_up = !self.seat.hot && self.seat.warms_up(clock_ns());
-        if self.seat.hot && !bell.is_led() {
+        self.state.turns = self.state.turns.wrapping_add(1);
+        let becomes_hot = !self.state.hot && self.state.becomes_hot(clock_ns());
+        if self.state.hot && !bell.has_leader() {
             drop(self);
         } else {
-            self.rest(bell, poll);
+            self.release_armed(bell, poll);
         }
-        if warms_up {
+        if becomes_hot {
             // The progress thread sleeps on a doorbell that is not armed for it any more.
             bell.ring();
         }
     }
 
     /// Releases the token for a thread that goes to sleep, and arms the doorbell: later arrivals ring.
-    pub(crate) fn rest(mut self, bell: &impl Bell, mut poll: impl FnMut(&mut P) -> bool) {
-        self.seat.armed = true;
-        bell.arm(Some(if bell.is_led() { Sleeper::Caller } else { Sleeper::Progress }));
-        let more = (0..LAST_ROUNDS_MAX).all(|_| poll(&mut self.seat.poller));
+    pub(crate) fn release_armed(mut self, bell: &impl Bell, mut poll: impl FnMut(&mut P) -> bool) {
+        self.state.armed = true;
+        bell.arm(Some(if bell.has_leader() { Sleeper::Caller } else { Sleeper::Progress }));
+        let more = (0..LAST_ROUNDS_MAX).all(|_| poll(&mut self.state.poller));
         drop(self);
         if more {
             bell.ring();
@@ -195,27 +195,27 @@ impl<P> PollGuard<'_, P> {
     }
 
     /// Releases the token for the progress thread. Returns when this thread must poll next.
-    pub(crate) fn keep(
+    pub(crate) fn release_by_progress(
         mut self,
         bell: &impl Bell,
         now_ns: u64,
         poll: impl FnMut(&mut P) -> bool,
     ) -> NextPoll {
-        let look = if self.seat.stays_hot(now_ns) {
-            NextPoll::Within(self.seat.watch_ns)
+        let next = if self.state.stays_hot(now_ns) {
+            NextPoll::Within(self.state.watch_ns)
         } else {
             NextPoll::WhenRung
         };
-        if look == NextPoll::WhenRung || bell.is_led() {
-            self.rest(bell, poll);
+        if next == NextPoll::WhenRung || bell.has_leader() {
+            self.release_armed(bell, poll);
         }
-        look
+        next
     }
 }
 
 impl<P> TokenState<P> {
     /// Counts a turn that ends while the node is cold. Returns true if this turn makes the node hot.
-    fn warms_up(&mut self, now_ns: u64) -> bool {
+    fn becomes_hot(&mut self, now_ns: u64) -> bool {
         let is_close = now_ns.saturating_sub(self.ended_ns) < CLOSE_NS;
         self.close = if is_close { self.close + 1 } else { 0 };
         self.ended_ns = now_ns;
@@ -231,7 +231,7 @@ impl<P> TokenState<P> {
 
     /// Evaluates the turns since the progress thread's last poll. Returns true if the node stays hot.
     fn stays_hot(&mut self, now_ns: u64) -> bool {
-        // After an early wake-up, few turns mean nothing yet.
+        // After an early wake-up, the number of turns is not significant yet.
         if self.hot && now_ns.saturating_sub(self.counted_ns) >= self.watch_ns {
             let watches = (self.watch_ns / WATCH_NS) as u32;
             self.hot = self.turns >= watches * HOT_TURNS_MIN;
@@ -268,56 +268,56 @@ mod tests {
             self.rings.set(self.rings.get() + 1);
         }
 
-        fn is_led(&self) -> bool {
+        fn has_leader(&self) -> bool {
             self.led.get()
         }
     }
 
     const PROGRESS: Option<Sleeper> = Some(Sleeper::Progress);
 
-    fn take_turns(turns: &PollToken<()>, bell: &RecordingBell, ends_ns: impl IntoIterator<Item = u64>) {
+    fn take_turns(token: &PollToken<()>, bell: &RecordingBell, ends_ns: impl IntoIterator<Item = u64>) {
         for end in ends_ns {
-            turns.try_take(bell).expect("it is free").pass(bell, || end, |()| false);
+            token.try_take(bell).expect("the token is free").release(bell, || end, |()| false);
         }
     }
 
-    fn look(turns: &PollToken<()>, bell: &RecordingBell, now_ns: u64) -> NextPoll {
-        turns.try_take(bell).expect("it is free").keep(bell, now_ns, |()| false)
+    fn poll_by_progress(token: &PollToken<()>, bell: &RecordingBell, now_ns: u64) -> NextPoll {
+        token.try_take(bell).expect("the token is free").release_by_progress(bell, now_ns, |()| false)
     }
 
     /// Returns the token of a node that is hot from `HOT_AFTER` us on.
     fn hot() -> (PollToken<()>, RecordingBell) {
-        let (turns, bell) = (PollToken::new(()), RecordingBell::default());
-        take_turns(&turns, &bell, (1..=u64::from(HOT_AFTER)).map(|turn| turn * 1000));
-        (turns, bell)
+        let (token, bell) = (PollToken::new(()), RecordingBell::default());
+        take_turns(&token, &bell, (1..=u64::from(HOT_AFTER)).map(|turn| turn * 1000));
+        (token, bell)
     }
 
     #[test]
     fn isolated_turns_do_not_wake_the_progress_thread() {
-        let (turns, bell) = (PollToken::new(()), RecordingBell::default());
-        assert_eq!(look(&turns, &bell, 0), NextPoll::WhenRung);
-        take_turns(&turns, &bell, (1..1000).map(|turn| turn * CLOSE_NS));
+        let (token, bell) = (PollToken::new(()), RecordingBell::default());
+        assert_eq!(poll_by_progress(&token, &bell, 0), NextPoll::WhenRung);
+        take_turns(&token, &bell, (1..1000).map(|turn| turn * CLOSE_NS));
         assert_eq!(bell.armed.get(), PROGRESS);
         assert_eq!(bell.rings.get(), 0);
     }
 
     #[test]
     fn close_turns_wake_the_progress_thread_once() {
-        let (turns, bell) = hot();
+        let (token, bell) = hot();
         assert_eq!(bell.armed.get(), None);
         assert_eq!(bell.rings.get(), 1);
         let changes = bell.changes.get();
         for _ in 0..1000 {
             // The clock is not read either.
-            turns.try_take(&bell).unwrap().pass(&bell, || unreachable!(), |()| unreachable!());
+            token.try_take(&bell).unwrap().release(&bell, || unreachable!(), |()| unreachable!());
         }
         assert_eq!((bell.changes.get(), bell.rings.get()), (changes, 1));
     }
 
     #[test]
     fn endless_arrivals_go_to_the_progress_thread() {
-        let (turns, bell) = (PollToken::new(()), RecordingBell::default());
-        turns.try_take(&bell).unwrap().rest(&bell, |()| true);
+        let (token, bell) = (PollToken::new(()), RecordingBell::default());
+        token.try_take(&bell).unwrap().release_armed(&bell, |()| true);
         assert_eq!(bell.rings.get(), 1);
     }
 }
@@ -334,7 +334,7 @@ mod loom_tests {
 
     /// A node with a real doorbell, over loom's atomics, and one message that may arrive.
     struct Node {
-        turns: PollToken<()>,
+        token: PollToken<()>,
         doorbell: Doorbell,
         /// Relaxed on purpose: the fences of the doorbell alone must make the message or the ring visible.
         message: AtomicBool,
@@ -351,7 +351,7 @@ mod loom_tests {
             self.doorbell.wake();
         }
 
-        fn is_led(&self) -> bool {
+        fn has_leader(&self) -> bool {
             self.led.load(Relaxed)
         }
     }
@@ -361,7 +361,7 @@ mod loom_tests {
             let segment = Segment::create("doorbell", DOORBELL_BYTES, PagePolicy::Normal).unwrap();
             let doorbell = Doorbell::new(segment.window(0, DOORBELL_BYTES).unwrap()).unwrap();
             let [message, handled, led] = std::array::from_fn(|_| AtomicBool::new(false));
-            Arc::new(Node { turns: PollToken::new(()), doorbell, message, handled, led })
+            Arc::new(Node { token: PollToken::new(()), doorbell, message, handled, led })
         }
 
         fn poll(&self) -> bool {
@@ -382,9 +382,9 @@ mod loom_tests {
         /// Runs an application thread that takes turns ending at these times, and then computes forever.
         fn caller(&self, ends_ns: &[u64]) {
             for end in ends_ns {
-                if let Some(turn) = self.turns.try_take(self) {
+                if let Some(turn) = self.token.try_take(self) {
                     self.poll();
-                    turn.pass(self, || *end, |()| self.poll());
+                    turn.release(self, || *end, |()| self.poll());
                 }
             }
         }
@@ -394,20 +394,20 @@ mod loom_tests {
         /// deadlock.
         fn progress_thread(&self) {
             let mut now = 0;
-            let mut look = NextPoll::WhenRung;
+            let mut next = NextPoll::WhenRung;
             loop {
                 let seen = self.doorbell.seq();
                 if self.handled.load(Relaxed) {
                     return;
                 }
-                look = match self.turns.try_take(self) {
+                next = match self.token.try_take(self) {
                     Some(turn) => {
                         self.poll();
-                        turn.keep(self, now, |()| self.poll())
+                        turn.release_by_progress(self, now, |()| self.poll())
                     }
-                    None => look.again(),
+                    None => next.again(),
                 };
-                match look {
+                match next {
                     NextPoll::Within(watch_ns) => {
                         now += watch_ns;
                         loom::thread::yield_now();
@@ -424,25 +424,25 @@ mod loom_tests {
         /// another event wakes it at once, and it then computes forever.
         fn leader(&self, is_notified: bool) {
             let is_done = || is_notified || self.handled.load(Relaxed);
-            while let Some(turn) = self.turns.try_take(self) {
+            while let Some(turn) = self.token.try_take(self) {
                 let mut seen = self.doorbell.seq();
                 self.poll();
                 if self.led.load(Relaxed) || self.handled.load(Relaxed) {
-                    return turn.rest(self, |()| self.poll());
+                    return turn.release_armed(self, |()| self.poll());
                 }
                 self.led.store(true, Relaxed);
-                turn.rest(self, |()| self.poll());
+                turn.release_armed(self, |()| self.poll());
                 // Retries soon if another thread holds the token.
-                let mut looks_soon = is_notified;
+                let mut retries_soon = is_notified;
                 loop {
-                    match looks_soon {
+                    match retries_soon {
                         true => loom::thread::yield_now(),
                         false => self.doorbell.wait(Sleeper::Caller, seen, None),
                     }
                     seen = self.doorbell.seq();
-                    if let Some(turn) = self.turns.try_take(self) {
+                    if let Some(turn) = self.token.try_take(self) {
                         self.led.store(false, Relaxed);
-                        turn.rest(self, |()| self.poll());
+                        turn.release_armed(self, |()| self.poll());
                         break;
                     }
                     if is_done() {
@@ -450,7 +450,7 @@ mod loom_tests {
                         self.doorbell.wake();
                         break;
                     }
-                    looks_soon = true;
+                    retries_soon = true;
                 }
                 if is_done() {
                     return;

@@ -129,19 +129,19 @@ impl Parker {
 
     /// Returns true if the task has been woken.
     pub(crate) fn is_notified(&self) -> bool {
-        // Only a hint: take_notice() synchronises.
+        // Only a hint: take_notification() synchronises.
         self.state.load(Relaxed) == NOTIFIED
     }
 
     /// Returns true if the task has been woken, and clears this state.
-    pub(crate) fn take_notice(&self) -> bool {
+    pub(crate) fn take_notification(&self) -> bool {
         // Acquire pairs with the Release in wake_by_ref().
         self.state.swap(AWAKE, AcqRel) == NOTIFIED
     }
 
     /// Sleeps until the task is woken. Called on the thread that created the parker.
     pub(crate) fn park(&self) {
-        while !self.take_notice() {
+        while !self.take_notification() {
             std::thread::park();
         }
     }
@@ -154,7 +154,7 @@ impl Parker {
         // Acquire in wake_by_ref(), for the fabric.
         if self.state.compare_exchange(AWAKE, ON_FABRIC, Release, Relaxed).is_ok() {
             fabric.wait(Sleeper::Caller, seen, timeout);
-            // Fails if the task has been woken; take_notice() reports that.
+            // Fails if the task has been woken; take_notification() reports that.
             let _ = self.state.compare_exchange(ON_FABRIC, AWAKE, Relaxed, Relaxed);
         }
         *lock(&self.fabric) = None;
@@ -211,7 +211,7 @@ pub(crate) struct AdaptiveSpin {
     /// Longest spin in nanoseconds: about the cost of a sleep.
     long_ns: u64,
     /// Number of waits without a spin because the core is contended: in total, and remaining.
-    crowded_waits: (u32, u32),
+    contended_waits: (u32, u32),
 }
 
 /// Longest spin, in nanoseconds, where peers share memory: the delay that a sleep causes.
@@ -228,7 +228,7 @@ const LONG_WAITS_MAX: u32 = 4;
 pub(crate) const YIELD_LONG_NS: u64 = 100_000;
 /// Number of waits that do not spin after contention was detected: the first number, and the maximum to which it grows.
 /// A thread that sleeps gets the core at once when it is woken.
-const CROWDED_WAITS: (u32, u32) = (16, 1024);
+const CONTENDED_WAITS: (u32, u32) = (16, 1024);
 /// Number of long waits of which one spins all the same. When both ends of a conversation sleep, each mistakes the
 /// other's wake-up time for a slow answer, and one of them must stay awake once to find out.
 const PROBE_EVERY: u32 = 16;
@@ -241,7 +241,7 @@ impl AdaptiveSpin {
         work_ns: 0,
         round_trip_ns: 0,
         long_ns: SPIN_LONG_NS,
-        crowded_waits: (0, 0),
+        contended_waits: (0, 0),
     };
 
     /// Sets whether the next waits are for packets or for peers that share memory.
@@ -251,7 +251,7 @@ impl AdaptiveSpin {
 
     /// Returns how long the next wait should spin, in nanoseconds.
     pub(crate) fn spin_ns(&self) -> u64 {
-        if self.crowded_waits.1 > 0 {
+        if self.contended_waits.1 > 0 {
             // Spinning uses up the thread's share of processor time, and the scheduler delays a thread that has
             // exceeded it when it is woken.
             return 0;
@@ -282,19 +282,19 @@ impl AdaptiveSpin {
 
     /// Records that the core was contended during the current spin; later waits sleep without spinning.
     pub(crate) fn record_contention(&mut self) {
-        let (waits, _) = self.crowded_waits;
-        let waits = (2 * waits).clamp(CROWDED_WAITS.0, CROWDED_WAITS.1);
-        // The current wait counts.
-        self.crowded_waits = (waits, waits + 1);
+        let (waits, _) = self.contended_waits;
+        let waits = (2 * waits).clamp(CONTENDED_WAITS.0, CONTENDED_WAITS.1);
+        // `record_wait` will count the current wait.
+        self.contended_waits = (waits, waits + 1);
     }
 
     /// Records a wait of `waited_ns`, in addition to the time passed to [`AdaptiveSpin::record_spin`].
     pub(crate) fn record_wait(&mut self, waited_ns: u64) {
-        let (in_all, still) = self.crowded_waits;
-        self.crowded_waits = if still > 0 { (in_all, still - 1) } else { (0, 0) };
+        let (total, left) = self.contended_waits;
+        self.contended_waits = if left > 0 { (total, left - 1) } else { (0, 0) };
         let waited_ns = waited_ns + std::mem::take(&mut self.spun_ns);
         if std::mem::take(&mut self.round_trip_ns) > self.long_ns {
-            // It says nothing about waits for near peers.
+            // A wait for a distant peer does not predict waits for near peers.
             return;
         }
         let is_long = waited_ns > self.long_ns + std::mem::take(&mut self.work_ns);
@@ -319,7 +319,7 @@ impl Wake for Parker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Release pairs with the Acquire in take_notice(), Acquire with the Release in sleep_on().
+        // Release pairs with the Acquire in take_notification(), Acquire with the Release in sleep_on().
         match self.state.swap(NOTIFIED, AcqRel) {
             ON_FABRIC => {
                 // The thread may have woken by itself and left the fabric.

@@ -12,9 +12,9 @@ use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::permissions::Permissions;
 use halite_tier::qos::Priority;
 
-use crate::driver::carry::{Failed, Kind, Reached, SinglePart, Stop, Transfer, peer_of};
+use crate::driver::transfer::{DirectResult, Failed, Kind, SinglePart, Stop, Transfer, peer_of};
 use crate::error::{AccessCause, AccessError, BatchError};
-use crate::posted::{Cursor, Ended};
+use crate::posted::{Cursor, OperationResult};
 use crate::runtime::lanes;
 use crate::session::{Inner, Lh, ReadOp, WriteOp};
 
@@ -163,7 +163,7 @@ impl From<AccessCause> for Stopped {
 impl Inner {
     /// Reads as many bytes from the offset as loads reach. Returns their number, or the peer that has them.
     #[inline]
-    pub(crate) fn read_now(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Reached {
+    pub(crate) fn read_now(&self, lh: Lh, offset: u64, into: &mut [u8]) -> DirectResult {
         if !self.owns(lh) {
             return Err(None);
         }
@@ -172,7 +172,7 @@ impl Inner {
 
     /// Writes as many bytes from the offset as stores reach. Returns their number, or the peer that has them.
     #[inline]
-    pub(crate) fn write_now(&self, lh: Lh, offset: u64, from: &[u8]) -> Reached {
+    pub(crate) fn write_now(&self, lh: Lh, offset: u64, from: &[u8]) -> DirectResult {
         if !self.owns(lh) {
             return Err(None);
         }
@@ -277,7 +277,7 @@ impl Inner {
         lh: Lh,
         offset: u64,
         into: &mut [u8],
-        reached: Reached,
+        reached: DirectResult,
     ) -> Result<(), AccessError> {
         let ops = &mut [ReadOp { lh, offset, into }];
         self.read_from(priority, ops, reached).await.map_err(|error| error.source)
@@ -290,7 +290,7 @@ impl Inner {
         lh: Lh,
         offset: u64,
         from: &[u8],
-        reached: Reached,
+        reached: DirectResult,
     ) -> Result<(), AccessError> {
         self.write_from(priority, &[WriteOp { lh, offset, from }], reached)
             .await
@@ -302,7 +302,7 @@ impl Inner {
         &self,
         priority: Priority,
         ops: &mut [ReadOp<'_>],
-        reached: Reached,
+        reached: DirectResult,
     ) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
         self.make(&mut Reads { inner: self, priority, ops: &mut ops[..own] }, reached).await?;
@@ -317,7 +317,7 @@ impl Inner {
         &self,
         priority: Priority,
         ops: &[WriteOp<'_>],
-        reached: Reached,
+        reached: DirectResult,
     ) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
         self.make(&mut Writes { inner: self, priority, ops: &ops[..own] }, reached).await?;
@@ -332,7 +332,7 @@ impl Inner {
         &self,
         access: &mut A,
         single: &SinglePart<'_>,
-        ended: Ended,
+        ended: OperationResult,
     ) -> Result<(), AccessError> {
         let landed = self.driver.land_single(access, single, ended);
         landed.map_err(|failed| self.batch_error(access, failed).source)
@@ -342,7 +342,7 @@ impl Inner {
     pub(crate) async fn make<A: Accesses>(
         &self,
         accesses: &mut A,
-        reached: Reached,
+        reached: DirectResult,
     ) -> Result<(), BatchError> {
         if accesses.count() == 0 {
             return Ok(());
@@ -352,7 +352,7 @@ impl Inner {
                 let ended = single.ended().await;
                 self.driver.land_single(accesses, &single, ended)
             }
-            None => self.driver.carry(accesses, Cursor { index: 0, done: reached.unwrap_or(0) }).await,
+            None => self.driver.run_transfer(accesses, Cursor { index: 0, done: reached.unwrap_or(0) }).await,
         };
         carried.map_err(|failed| self.batch_error(accesses, failed))
     }
@@ -415,7 +415,7 @@ impl Inner {
         if self.driver.is_closed() {
             return Err(self.closed());
         }
-        self.driver.shared.handle_changes.after_of(seen, lh.slot.index).await;
+        self.driver.shared.handle_changes.wait_for(seen, lh.slot.index).await;
         Ok(())
     }
 
@@ -453,7 +453,7 @@ impl Inner {
     fn cause_of_down(&self, incarnation: NodeIncarnation) -> AccessCause {
         match self.driver.look(|runner| runner.incarnation_of(incarnation.node)) {
             Some(current) if current != incarnation => AccessCause::Stale,
-            // They are connected again; handles from before the loss stay invalid.
+            // The nodes are connected again; handles from before the loss stay invalid.
             Some(_) => AccessCause::LinkLost(incarnation.node),
             None => self.cause_of_absence(incarnation.node),
         }

@@ -10,7 +10,7 @@ use halite_tier::access::{Atomic, Blocked, SlotRef, WORD_BYTES};
 use halite_tier::permissions::Permissions;
 
 use crate::blocking;
-use crate::driver::carry::{Kind, Reached, Transfer, peer_of};
+use crate::driver::transfer::{DirectResult, Kind, Transfer, peer_of};
 use crate::error::{AccessError, BatchError};
 use crate::posted::Cursor;
 use crate::runtime::lanes;
@@ -156,7 +156,7 @@ impl Inner {
             Ok(old) => return Ok(old),
             Err(peer) => Err(peer),
         };
-        let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
+        let mut change = AtomicAccess { inner: self, lh, offset, atomic, old: 0 };
         if let Some(mut single) = self.driver.post_single(&change, &reached, true) {
             let ended = single.ended().await;
             return self.land_single(&mut change, &single, ended).map(|()| change.old);
@@ -170,18 +170,18 @@ impl Inner {
         lh: Lh,
         offset: u64,
         atomic: Atomic,
-        reached: Reached,
+        reached: DirectResult,
     ) -> Result<u64, AccessError> {
         if !self.owns(lh) {
             return Err(self.access_error(name(atomic), lh, offset, WORD_BYTES, self.not_owned()));
         }
-        let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
+        let mut change = AtomicAccess { inner: self, lh, offset, atomic, old: 0 };
         self.make(&mut change, reached).await.map_err(|error| error.source)?;
         Ok(change.old)
     }
 }
 
-struct Change<'i> {
+struct AtomicAccess<'i> {
     inner: &'i Inner,
     lh: Lh,
     offset: u64,
@@ -189,7 +189,7 @@ struct Change<'i> {
     old: u64,
 }
 
-impl Transfer for Change<'_> {
+impl Transfer for AtomicAccess<'_> {
     fn count(&self) -> usize {
         1
     }
@@ -227,7 +227,7 @@ impl Transfer for Change<'_> {
     }
 }
 
-impl Accesses for Change<'_> {
+impl Accesses for AtomicAccess<'_> {
     fn operation(&self) -> &'static str {
         name(self.atomic)
     }

@@ -12,7 +12,7 @@ use halite_tier::permissions::Permissions;
 use crate::error::{BarrierCause, BarrierError, RegionCause};
 use crate::runtime::locks::{lock, ranked};
 use crate::session::attached::wire::Request;
-use crate::session::{Commanded, Embedded, Lh, Session, check_name, embedded};
+use crate::session::{CommandFuture, Embedded, Lh, Session, check_name, embedded};
 
 ranked! {
     BTreeMap<Box<str>, Lh> => SessionBarriers;
@@ -47,7 +47,7 @@ impl Session {
         loop {
             let lh = session.barrier_handle(name).await.map_err(failed)?;
             let arrive = Command::Arrive { slot: lh.slot, participants, timeout_ns };
-            match Commanded::new(&session.inner, arrive).await {
+            match CommandFuture::new(&session.inner, arrive).await {
                 Ok(Outcome::Passed { round }) => return Ok(round),
                 Ok(_) => unreachable!("the command returns a round"),
                 // The barrier was freed, or its home restarted, since it was opened.

@@ -29,16 +29,16 @@ use halite_tier::message::{Drained, NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
 
 use crate::cluster::config::EtcdAddress;
-use crate::driver::carry::Reached;
+use crate::driver::transfer::DirectResult;
 use crate::error::{
     AccessError, AttachError, BatchError, CallError, ListedRegions, LostRegion, NamedCallError, RegionError,
     ReplyError, SendError, ServeError,
 };
 use crate::metrics::{AttachedSession, PrincipalUse};
-use crate::rpc::{Into, ServeOptions};
+use crate::rpc::{ReplyBuffer, ServeOptions};
 use crate::session::access::posted::Posted;
 use crate::session::attached::Access;
-use crate::session::calls::{self, Answer, Call, Calling, Function, Message, Port};
+use crate::session::calls::{self, Answer, Call, Function, Message, OutgoingCall, Port};
 use crate::session::{
     self, AllocOptions, Embedded, Kind, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp,
 };
@@ -216,7 +216,7 @@ impl Session {
         lh: Lh,
         offset: u64,
         into: &mut [u8],
-        reached: Reached,
+        reached: DirectResult,
     ) -> Result<(), AccessError> {
         self.block_on(session.inner.read(session.priority, lh, offset, into, reached))
     }
@@ -228,7 +228,7 @@ impl Session {
         lh: Lh,
         offset: u64,
         from: &[u8],
-        reached: Reached,
+        reached: DirectResult,
     ) -> Result<(), AccessError> {
         self.block_on(session.inner.write(session.priority, lh, offset, from, reached))
     }
@@ -263,8 +263,8 @@ impl Session {
             return self.block_on(self.session.call(node, function, input, timeout));
         };
         let mut output = Vec::new();
-        let calling = Calling::new(session, node, function, timeout).unlimited();
-        calling.run_blocking(input, Into::Vec(&mut output))?;
+        let calling = OutgoingCall::new(session, node, function, timeout).unlimited();
+        calling.run_blocking(input, ReplyBuffer::Vec(&mut output))?;
         Ok(output)
     }
 
@@ -282,8 +282,8 @@ impl Session {
         let Some(session) = self.embedded() else {
             return self.block_on(self.session.call_into(node, function, input, output, timeout));
         };
-        let calling = Calling::new(session, node, function, timeout).limited(output.len());
-        calling.run_blocking(input, Into::Slice(output))
+        let calling = OutgoingCall::new(session, node, function, timeout).limited(output.len());
+        calling.run_blocking(input, ReplyBuffer::Slice(output))
     }
 
     /// Posts a call and returns without waiting for its answer. See [`crate::Session::post_call`].
@@ -300,7 +300,7 @@ impl Session {
             let posted = self.session.post_call(node, function, input, answer_bytes_max, timeout);
             return Ok(PendingCall { pending: self.block_on(posted)? });
         };
-        let calling = Calling::new(session, node, function, timeout).limited(answer_bytes_max);
+        let calling = OutgoingCall::new(session, node, function, timeout).limited(answer_bytes_max);
         Ok(PendingCall { pending: calling.post_blocking(input)? })
     }
 
@@ -315,7 +315,7 @@ impl Session {
     ) -> Vec<Result<PendingCall, CallError>> {
         let posted = match self.embedded() {
             Some(session) => {
-                let calling = Calling::new(session, node, function, timeout).limited(answer_bytes_max);
+                let calling = OutgoingCall::new(session, node, function, timeout).limited(answer_bytes_max);
                 calling.post_all_blocking(inputs)
             }
             None => self.block_on(self.session.post_calls(node, function, inputs, answer_bytes_max, timeout)),
@@ -385,7 +385,7 @@ impl PendingCall {
     /// Blocks until the answer arrives, and returns it. See [`crate::PendingCall::answer`].
     pub fn answer(self) -> Result<Vec<u8>, CallError> {
         let mut output = Vec::new();
-        self.pending.answer_blocking(Into::Vec(&mut output))?;
+        self.pending.answer_blocking(ReplyBuffer::Vec(&mut output))?;
         Ok(output)
     }
 
@@ -393,7 +393,7 @@ impl PendingCall {
     /// [`crate::PendingCall::answer_into`].
     #[inline]
     pub fn answer_into(self, output: &mut [u8]) -> Result<usize, CallError> {
-        self.pending.answer_blocking(Into::Slice(output))
+        self.pending.answer_blocking(ReplyBuffer::Slice(output))
     }
 
     /// Blocks until the answer arrives, and lends it in place. See [`crate::PendingCall::lend_answer`].

@@ -1,7 +1,7 @@
 //! Calls and messages as applications see them; each public type holds its session.
 //!
 //! ```text
-//!   Session::call ──> Calling ──> driver::requests ──> rpc ──> ring, or line, at the server
+//!   Session::call ──> OutgoingCall ──> driver::requests ──> rpc ──> ring, or line, at the server
 //!   Session::sender ──> Sender ──> driver::requests, up to 64 in progress
 //!   Session::serve ──> Server ──> Receiver ──> queue of the service, which rpc fills
 //! ```
@@ -19,7 +19,7 @@ pub(crate) mod served;
 mod server;
 
 pub use self::answer::Answer;
-pub(crate) use self::call::Calling;
+pub(crate) use self::call::OutgoingCall;
 pub(crate) use self::named::Services;
 pub use self::pending::PendingCall;
 pub use self::port::{Mailbox, Message, Port};

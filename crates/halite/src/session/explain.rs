@@ -21,7 +21,7 @@ use crate::error::text::{self, Text};
 use crate::error::{Gone, RegionCause, RegionError};
 use crate::session::attached::wire::Request;
 use crate::session::regions::Object;
-use crate::session::{Commanded, Embedded, Lh, Session, embedded};
+use crate::session::{CommandFuture, Embedded, Lh, Session, embedded};
 
 /// Maximum wait until the fabric knows a peer's path.
 const PATH_TIMEOUT: Duration = Duration::from_millis(500);
@@ -56,7 +56,7 @@ impl AccessPath {
         }
     }
 
-    fn words(self) -> &'static str {
+    fn label(self) -> &'static str {
         match self {
             AccessPath::Local => "local memory",
             AccessPath::Direct => "direct",
@@ -121,7 +121,7 @@ pub struct RegionExplained {
     /// The region's epoch; `None` if its home does not answer.
     pub epoch: Option<u64>,
     /// Permissions of the explained handle.
-    #[serde(serialize_with = "as_letters")]
+    #[serde(serialize_with = "serialize_permissions")]
     pub permissions: Permissions,
     /// True if the region is sealed, and therefore immutable.
     pub sealed: bool,
@@ -141,7 +141,7 @@ pub struct PeerCapabilities {
     pub direct: bool,
     /// Which atomics the network offers on the peer's memory. If they are not coherent with the peer's processors,
     /// sessions send their atomics as calls.
-    #[serde(serialize_with = "as_text", deserialize_with = "of_number")]
+    #[serde(serialize_with = "serialize_atomics", deserialize_with = "deserialize_atomics")]
     pub atomics: Atomics,
     /// Number of lanes: with two, messages and calls use one and accesses the other.
     pub lanes: usize,
@@ -200,7 +200,7 @@ pub struct PeerExplained {
     /// Process id of the other node.
     pub pid: u32,
     /// State of the other node, as far as this node knows.
-    #[serde(serialize_with = "as_word")]
+    #[serde(serialize_with = "serialize_state")]
     pub state: NodeState,
     /// True if this node is connected to the other node.
     pub connected: bool,
@@ -307,7 +307,7 @@ impl Session {
             let explained: RegionExplained = client.ask(&Request::Explain(lh), failed).await?;
             Ok(RegionExplained { requests_by: Some(client.way()), ..explained })
         });
-        session.own("explain", lh)?;
+        session.check_handle("explain", lh)?;
         let driver = &session.inner.driver;
         if driver.is_closed() {
             return Err(session.failed_on("explain", lh, RegionCause::NodeClosed(session.inner.node)));
@@ -351,7 +351,7 @@ impl Session {
             Ok(PeerExplained { requests_by: Some(client.way()), ..explained })
         });
         // The directory knows nodes to which this one was never connected.
-        let asked = Commanded::new(&session.inner, Command::Status).await;
+        let asked = CommandFuture::new(&session.inner, Command::Status).await;
         let statuses = match asked.map_err(|error| failed(error.into()))? {
             halite_tier::effect::Outcome::Status(statuses) => statuses,
             _ => unreachable!("the command returns a status"),
@@ -390,7 +390,7 @@ impl Session {
             state: state(&known, &statuses, is_self),
             connected: known.peer.is_some(),
             provider_reason: capabilities
-                .and_then(|able| driver.shared.ways.reason(able.provider, &announced)),
+                .and_then(|capabilities| driver.shared.ways.reason(capabilities.provider, &announced)),
             capabilities: capabilities.map(PeerCapabilities::from),
             silent_ms: silent_ns.map(|ns| ns / 1_000_000),
             round_trip_ns: round_trip.map(|time| time.as_nanos() as u64),
@@ -398,7 +398,7 @@ impl Session {
             calls_under_way,
             answers_kept,
             bytes_quarantined_here: known.bytes_quarantined,
-            bytes_quarantined_there: answer_of(node, &statuses).map(|status| status.bytes_quarantined),
+            bytes_quarantined_there: answering_status(node, &statuses).map(|status| status.bytes_quarantined),
             cut_off_at,
             requests_by: None,
             priority: session.priority,
@@ -460,9 +460,9 @@ fn pieces(
                 piece.pieces += 1;
             }
             None => {
-                let able = capabilities(extent.owner.node);
-                let provider = able.map(|able| able.provider);
-                let coherent = able.is_some_and(|able| able.atomics.are_coherent());
+                let capabilities = capabilities(extent.owner.node);
+                let provider = capabilities.map(|capabilities| capabilities.provider);
+                let coherent = capabilities.is_some_and(|capabilities| capabilities.atomics.are_coherent());
                 let (verbs, reason) = (verbs(path, known, coherent), path.reason());
                 let bytes = extent.len;
                 pieces.push(PieceExplained { node, bytes, pieces: 1, offset, provider, path, verbs, reason });
@@ -497,20 +497,20 @@ fn verbs(path: AccessPath, known: &Known, coherent: bool) -> Verbs {
         AccessPath::Frozen => ["waits"; 4],
         AccessPath::Down => ["fails"; 4],
     };
-    let unless_barred = |verb, needed: Permissions| match () {
+    let if_permitted = |verb, needed: Permissions| match () {
         () if !known.permissions.contains(needed) => "not permitted",
         () if known.sealed && needed != Permissions::READ => "sealed",
         () => verb,
     };
     Verbs {
-        read: unless_barred(read, Permissions::READ),
-        write: unless_barred(write, Permissions::WRITE),
-        atomic: unless_barred(atomic, Permissions::ATOMIC),
-        copy: unless_barred(copy, Permissions::WRITE),
+        read: if_permitted(read, Permissions::READ),
+        write: if_permitted(write, Permissions::WRITE),
+        atomic: if_permitted(atomic, Permissions::ATOMIC),
+        copy: if_permitted(copy, Permissions::WRITE),
     }
 }
 
-fn answer_of(node: NodeId, statuses: &[NodeStatus]) -> Option<&NodeStatus> {
+fn answering_status(node: NodeId, statuses: &[NodeStatus]) -> Option<&NodeStatus> {
     let answers = |state| matches!(state, NodeState::Alive | NodeState::Draining);
     statuses.iter().find(|status| status.node == node && answers(status.state))
 }
@@ -518,7 +518,7 @@ fn answer_of(node: NodeId, statuses: &[NodeStatus]) -> Option<&NodeStatus> {
 /// Returns the state of a node; a node that counts as alive but does not answer is silent.
 fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState {
     match known.state {
-        NodeState::Alive if !is_self && answer_of(known.incarnation.node, statuses).is_none() => {
+        NodeState::Alive if !is_self && answering_status(known.incarnation.node, statuses).is_none() => {
             NodeState::Silent
         }
         state => state,
@@ -571,28 +571,31 @@ fn reason_of_death(loss: Option<Loss>, trouble: &str) -> String {
 
 // JSON contains texts; attached sessions receive the serde format of the type itself.
 
-fn as_text<S: serde::Serializer>(atomics: &Atomics, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_atomics<S: serde::Serializer>(atomics: &Atomics, serializer: S) -> Result<S::Ok, S::Error> {
     match serializer.is_human_readable() {
         true => serializer.collect_str(atomics),
         false => serializer.serialize_u8(*atomics as u8),
     }
 }
 
-fn of_number<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Atomics, D::Error> {
+fn deserialize_atomics<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Atomics, D::Error> {
     let number = u8::deserialize(deserializer)?;
     let known = [Atomics::None, Atomics::Processor, Atomics::Adapter];
     let found = known.into_iter().find(|atomics| *atomics as u8 == number);
     found.ok_or_else(|| serde::de::Error::custom("unknown kind of atomics"))
 }
 
-fn as_word<S: serde::Serializer>(state: &NodeState, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_state<S: serde::Serializer>(state: &NodeState, serializer: S) -> Result<S::Ok, S::Error> {
     match serializer.is_human_readable() {
         true => serializer.serialize_str(state.name()),
         false => state.serialize(serializer),
     }
 }
 
-fn as_letters<S: serde::Serializer>(permissions: &Permissions, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_permissions<S: serde::Serializer>(
+    permissions: &Permissions,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     match serializer.is_human_readable() {
         true => serializer.collect_str(permissions),
         false => permissions.serialize(serializer),
@@ -629,7 +632,7 @@ impl fmt::Display for PieceExplained {
         if let Some(provider) = self.provider {
             write!(f, ", over {provider}")?;
         }
-        writeln!(f, ": {}", self.path.words())?;
+        writeln!(f, ": {}", self.path.label())?;
         let Verbs { read, write, atomic, copy } = self.verbs;
         writeln!(f, "  read: {read}; write: {write}; atomic: {atomic}; copy: {copy}")?;
         writeln!(f, "  {}", self.reason)

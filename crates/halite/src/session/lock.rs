@@ -28,12 +28,12 @@ use crate::error::{LockCause, LockError, RegionCause};
 use crate::runtime::locks::{lock, ranked};
 use crate::session::attached::wire::{self, Request};
 use crate::session::attached::{Client, Undo};
-use crate::session::{Commanded, Embedded, Inner, Lh, Session, Who, check_name, embedded};
+use crate::session::{CommandFuture, Embedded, Inner, Lh, Session, Who, check_name, embedded};
 
 /// All locks that a session has used.
 pub(crate) struct Locks {
     holder: Holder,
-    by_name: Mutex<BTreeMap<Box<str>, Arc<Named>>>,
+    by_name: Mutex<BTreeMap<Box<str>, Arc<NamedLock>>>,
 }
 
 impl Locks {
@@ -44,13 +44,13 @@ impl Locks {
 
 /// One lock, as a session uses it.
 #[derive(Debug)]
-struct Named {
+struct NamedLock {
     name: Box<str>,
     state: Mutex<LockUse>,
 }
 
 ranked! {
-    BTreeMap<Box<str>, Arc<Named>> => SessionLocks;
+    BTreeMap<Box<str>, Arc<NamedLock>> => SessionLocks;
     LockUse => SessionLock;
 }
 
@@ -61,7 +61,7 @@ struct LockUse {
     usage: Usage,
     /// True if the home may not have processed the cancel of an earlier request. Then the next request also goes to the
     /// home, behind the cancel, and not directly to the word.
-    detour: bool,
+    via_home: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,12 +101,12 @@ pub struct Guard {
 
 /// A lock that a session holds.
 enum HeldLock {
-    Here {
+    Local {
         session: Embedded,
-        named: Arc<Named>,
+        named: Arc<NamedLock>,
     },
     /// The node of an attached session holds it.
-    There {
+    Remote {
         client: Arc<Client>,
         name: Box<str>,
     },
@@ -114,7 +114,7 @@ enum HeldLock {
 
 /// A lock that an attached session has taken, as its node reports it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Taken {
+pub(crate) struct TakenLock {
     name: String,
     token: u64,
     recovered: bool,
@@ -123,8 +123,8 @@ pub(crate) struct Taken {
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match &self.lock {
-            HeldLock::Here { named, .. } => &named.name,
-            HeldLock::There { name, .. } => name,
+            HeldLock::Local { named, .. } => &named.name,
+            HeldLock::Remote { name, .. } => name,
         };
         f.debug_struct("Guard").field("lock", name).field("token", &self.token).finish()
     }
@@ -153,11 +153,11 @@ impl Guard {
     /// compare [tokens](Guard::token).
     pub fn check(&self) -> Result<(), LockError> {
         match &self.lock {
-            HeldLock::Here { session, named } => {
+            HeldLock::Local { session, named } => {
                 let kept = session.inner.check_kept(named, Some(self.token));
                 kept.map_err(|cause| failed("keep", &named.name, cause))
             }
-            HeldLock::There { client, name } => client.block_on(check(client, name, Some(self.token))),
+            HeldLock::Remote { client, name } => client.block_on(check(client, name, Some(self.token))),
         }
     }
 
@@ -165,8 +165,8 @@ impl Guard {
     pub async fn unlock(mut self) -> Result<(), LockError> {
         self.is_over = true;
         match &self.lock {
-            HeldLock::Here { session, named } => session.inner.unlock(named, Some(self.token)).await,
-            HeldLock::There { client, name } => release(client, name, Some(self.token)).await,
+            HeldLock::Local { session, named } => session.inner.unlock(named, Some(self.token)).await,
+            HeldLock::Remote { client, name } => release(client, name, Some(self.token)).await,
         }
     }
 
@@ -182,12 +182,12 @@ impl Drop for Guard {
     fn drop(&mut self) {
         match &self.lock {
             _ if self.is_over => {}
-            HeldLock::There { client, name } => {
+            HeldLock::Remote { client, name } => {
                 client.tell(&Request::Unlock { name, token: Some(self.token) })
             }
             // A node that has left or failed holds no locks.
-            HeldLock::Here { session, .. } if session.inner.driver.is_closed() => {}
-            HeldLock::Here { session, named } => {
+            HeldLock::Local { session, .. } if session.inner.driver.is_closed() => {}
+            HeldLock::Local { session, named } => {
                 // The message to the home is queued when this returns; that is enough.
                 let _ = session.inner.begin_unlock(named, Some(self.token));
             }
@@ -320,7 +320,7 @@ impl Embedded {
         let opened = self.open(Service::Lock, name, Permissions::ATOMIC).await;
         let lh = opened.map_err(|cause| failed(cause.into()))?;
         let unlock = Command::Unlock { slot: lh.slot, release: Release::Used };
-        let ended = Commanded::new(&self.inner, unlock).await;
+        let ended = CommandFuture::new(&self.inner, unlock).await;
         self.forget(lh);
         ended.map(|_| ()).map_err(|error| failed(error.into()))
     }
@@ -349,13 +349,13 @@ async fn take(client: &Arc<Client>, name: &str, wait: Wait) -> Result<Guard, Loc
     let request = Request::Lock { name, wait };
     // A lock that is granted too late is released.
     let undo: Undo = Box::new(|reply| {
-        let (taken, _) = wire::decode::<Result<Taken, LockError>>(reply)?;
-        let Taken { name, token, .. } = taken.ok()?;
+        let (taken, _) = wire::decode::<Result<TakenLock, LockError>>(reply)?;
+        let TakenLock { name, token, .. } = taken.ok()?;
         Some(wire::message(0, &Request::Unlock { name: &name, token: Some(token) }, &[]))
     });
     let taken = client.ask_with(&request, &[], Some(undo), |gone| failed("take", name, gone.into())).await?;
-    let Taken { token, recovered, .. } = taken.value;
-    let lock = HeldLock::There { client: client.clone(), name: name.into() };
+    let TakenLock { token, recovered, .. } = taken.value;
+    let lock = HeldLock::Remote { client: client.clone(), name: name.into() };
     Ok(Guard { lock, token, recovered, is_over: false })
 }
 
@@ -370,14 +370,14 @@ async fn release(client: &Client, name: &str, token: Option<u64>) -> Result<(), 
 /// The node's side of locks of attached sessions.
 impl Session {
     /// Takes a lock, and keeps it until [`Session::unlock_token`] or the end of the session.
-    pub(crate) async fn take_and_keep(&self, name: &str, wait: Wait) -> Result<Taken, LockError> {
+    pub(crate) async fn take_and_keep(&self, name: &str, wait: Wait) -> Result<TakenLock, LockError> {
         let guard = match wait {
             Wait::No => self.try_lock(name).await?,
             Wait::Forever => self.lock(name).await?,
             Wait::For(timeout) => self.lock_within(name, timeout).await?,
         };
         let recovered = guard.recovered();
-        Ok(Taken { name: name.to_owned(), token: guard.keep(), recovered })
+        Ok(TakenLock { name: name.to_owned(), token: guard.keep(), recovered })
     }
 }
 
@@ -415,7 +415,7 @@ impl Embedded {
     }
 
     async fn mapped(&self, command: Command) -> Result<Lh, RegionCause> {
-        match Commanded::new(&self.inner, command).await.map_err(RegionCause::from)? {
+        match CommandFuture::new(&self.inner, command).await.map_err(RegionCause::from)? {
             Outcome::Mapped { slot, .. } => Ok(Lh { slot, session: self.inner.tag }),
             _ => unreachable!("the command returns a handle"),
         }
@@ -423,7 +423,7 @@ impl Embedded {
 
     /// Unmaps a stale handle, without waiting.
     pub(crate) fn forget(&self, lh: Lh) {
-        drop(Commanded::submitted(&self.inner, Command::Unmap(lh.slot)));
+        drop(CommandFuture::submit(&self.inner, Command::Unmap(lh.slot)));
     }
 }
 
@@ -442,7 +442,7 @@ impl Drop for Master {
 /// An attempt to take a lock; a session has at most one at a time.
 pub(crate) struct Attempt {
     session: Embedded,
-    named: Arc<Named>,
+    named: Arc<NamedLock>,
     is_over: bool,
 }
 
@@ -468,7 +468,7 @@ impl Attempt {
     pub(crate) fn take_free(&mut self) -> Option<Guard> {
         let inner = &*self.session.inner;
         let mut state = lock(&self.named.state);
-        let lh = state.lh.filter(|_| !state.detour)?;
+        let lh = state.lh.filter(|_| !state.via_home)?;
         let take = Atomic::CompareSwap { expected: 0, new: inner.locks.holder.state() };
         match inner.path.atomic(inner.id, lh.slot, STATE_OFFSET, take) {
             Ok(0) => {}
@@ -510,7 +510,7 @@ impl Attempt {
                 wait,
                 base_ns: self.session.inner.driver.env().since_1970_ns(),
             };
-            match Commanded::new(&self.session.inner, ask).await {
+            match CommandFuture::new(&self.session.inner, ask).await {
                 Ok(Outcome::Locked { token, recovered }) => return Ok(self.succeed(token, recovered)),
                 Ok(_) => unreachable!("the command returns a lock"),
                 // The lock was freed, or its home restarted, since it was opened.
@@ -532,9 +532,9 @@ impl Attempt {
 
     fn succeed(&mut self, token: u64, recovered: bool) -> Guard {
         let mut state = lock(&self.named.state);
-        (state.usage, state.detour) = (Usage::Held(token), false);
+        (state.usage, state.via_home) = (Usage::Held(token), false);
         self.is_over = true;
-        let lock = HeldLock::Here { session: self.session.clone(), named: self.named.clone() };
+        let lock = HeldLock::Local { session: self.session.clone(), named: self.named.clone() };
         Guard { lock, token, recovered, is_over: false }
     }
 }
@@ -543,13 +543,13 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         if !self.is_over {
             let mut state = lock(&self.named.state);
-            (state.usage, state.detour) = (Usage::Idle, true);
+            (state.usage, state.via_home) = (Usage::Idle, true);
         }
     }
 }
 
 impl Inner {
-    fn named(&self, name: &str) -> Result<Arc<Named>, LockCause> {
+    fn named(&self, name: &str) -> Result<Arc<NamedLock>, LockCause> {
         if self.driver.is_forked() {
             return Err(LockCause::Region(RegionCause::Forked));
         }
@@ -558,8 +558,8 @@ impl Inner {
             return Ok(named.clone());
         }
         check_name(name)?;
-        let state = Mutex::new(LockUse { lh: None, usage: Usage::Idle, detour: false });
-        let named = Arc::new(Named { name: name.into(), state });
+        let state = Mutex::new(LockUse { lh: None, usage: Usage::Idle, via_home: false });
+        let named = Arc::new(NamedLock { name: name.into(), state });
         by_name.insert(name.into(), named.clone());
         Ok(named)
     }
@@ -579,7 +579,7 @@ impl Inner {
         Some(last.wrapping_add(1).wrapping_add(correction))
     }
 
-    async fn unlock(&self, named: &Named, token: Option<u64>) -> Result<(), LockError> {
+    async fn unlock(&self, named: &NamedLock, token: Option<u64>) -> Result<(), LockError> {
         let ended = match self.begin_unlock(named, token) {
             Ok(None) => Ok(()),
             Ok(Some(asked)) => asked.await.map(|_| ()).map_err(LockCause::from),
@@ -591,7 +591,11 @@ impl Inner {
     /// Starts to release the lock if this session holds it; with a `token`, only if the guard with this token holds it.
     /// Returns the command to wait for, if there is one. Until the word has changed or the home has been asked, no
     /// thread of this session may try to take the lock again.
-    fn begin_unlock(&self, named: &Named, token: Option<u64>) -> Result<Option<Commanded<'_>>, LockCause> {
+    fn begin_unlock(
+        &self,
+        named: &NamedLock,
+        token: Option<u64>,
+    ) -> Result<Option<CommandFuture<'_>>, LockCause> {
         // A node that leaves has released all its locks.
         if self.driver.is_closed() {
             return Err(LockCause::Region(self.closed_region()));
@@ -610,7 +614,7 @@ impl Inner {
     }
 
     /// Checks that this session still holds the lock; with a `token`, that the guard with this token still holds it.
-    fn check_kept(&self, named: &Named, token: Option<u64>) -> Result<(), LockCause> {
+    fn check_kept(&self, named: &NamedLock, token: Option<u64>) -> Result<(), LockCause> {
         if self.driver.is_closed() {
             return Err(LockCause::Region(self.closed_region()));
         }
@@ -626,13 +630,13 @@ impl Inner {
         if until_ns > Some(self.driver.now_ns()) { Ok(()) } else { Err(LockCause::Lapsed) }
     }
 
-    fn release(&self, lh: Lh) -> Result<Option<Commanded<'_>>, LockCause> {
+    fn release(&self, lh: Lh) -> Result<Option<CommandFuture<'_>>, LockCause> {
         let holder = self.locks.holder;
         let release = Atomic::CompareSwap { expected: holder.state(), new: 0 };
         match self.path.atomic(self.id, lh.slot, STATE_OFFSET, release) {
             Ok(before) if before == holder.state() => Ok(None),
             Ok(before) if Holder::of_state(before) != Some(holder) => Err(LockCause::NotHeld),
-            _ => Ok(Some(Commanded::submitted(
+            _ => Ok(Some(CommandFuture::submit(
                 self,
                 Command::Unlock { slot: lh.slot, release: Release::Used },
             ))),
@@ -647,7 +651,7 @@ impl Inner {
         for named in lock(&self.locks.by_name).values() {
             let state = lock(&named.state);
             if let (Usage::Held(_), Some(lh)) = (state.usage, state.lh) {
-                drop(Commanded::submitted(
+                drop(CommandFuture::submit(
                     self,
                     Command::Unlock { slot: lh.slot, release: Release::Abandoned },
                 ));

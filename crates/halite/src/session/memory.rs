@@ -13,7 +13,7 @@ use crate::blocking;
 use crate::error::{AccessCause, AccessError, CopyEnd, CopyError};
 use crate::session::attached::lost;
 use crate::session::attached::wire::Request;
-use crate::session::{Commanded, Inner, Kind, Lh, Session, describe_slot, embedded};
+use crate::session::{CommandFuture, Inner, Kind, Lh, Session, describe_slot, embedded};
 
 /// Memory operations.
 ///
@@ -25,7 +25,10 @@ impl Session {
         let session = embedded!(self, client => {
             client.ask(&Request::Fill { lh, offset, len, byte }, lost("fill", lh, offset, len)).await
         });
-        session.inner.finish_fill(Filling { at: region_offset(lh, offset), len, byte }, lh, offset, len).await
+        session
+            .inner
+            .finish_fill(FillWork { at: region_offset(lh, offset), len, byte }, lh, offset, len)
+            .await
     }
 
     /// Copies `len` bytes within a region or between two regions. Needs [`Permissions::READ`](crate::Permissions::READ)
@@ -49,9 +52,8 @@ impl Session {
                 partly: gone.maybe_done(),
             }).await
         });
-        let copying =
-            Copying { to: region_offset(to, to_offset), from: region_offset(from, from_offset), len };
-        session.inner.finish_copy(copying, (to, to_offset), (from, from_offset), len).await
+        let copy = CopyWork { to: region_offset(to, to_offset), from: region_offset(from, from_offset), len };
+        session.inner.finish_copy(copy, (to, to_offset), (from, from_offset), len).await
     }
 }
 
@@ -63,11 +65,11 @@ impl blocking::Session {
             return self.block_on(self.as_async().fill(lh, offset, len, byte));
         };
         let inner = &*session.inner;
-        let mut filling = Filling { at: region_offset(lh, offset), len, byte };
-        if inner.owns(lh) && inner.step_on(&mut filling).is_ok() {
+        let mut fill = FillWork { at: region_offset(lh, offset), len, byte };
+        if inner.owns(lh) && inner.step_on(&mut fill).is_ok() {
             return Ok(());
         }
-        self.block_on(inner.finish_fill(filling, lh, offset, len))
+        self.block_on(inner.finish_fill(fill, lh, offset, len))
     }
 
     /// Copies bytes within a region or between two; blocks until this is done. See [`crate::Session::copy`].
@@ -83,12 +85,12 @@ impl blocking::Session {
             return self.block_on(self.as_async().copy(to, to_offset, from, from_offset, len));
         };
         let inner = &*session.inner;
-        let mut copying =
-            Copying { to: region_offset(to, to_offset), from: region_offset(from, from_offset), len };
-        if inner.owns(to) && inner.owns(from) && inner.step_on(&mut copying).is_ok() {
+        let mut copy =
+            CopyWork { to: region_offset(to, to_offset), from: region_offset(from, from_offset), len };
+        if inner.owns(to) && inner.owns(from) && inner.step_on(&mut copy).is_ok() {
             return Ok(());
         }
-        self.block_on(inner.finish_copy(copying, (to, to_offset), (from, from_offset), len))
+        self.block_on(inner.finish_copy(copy, (to, to_offset), (from, from_offset), len))
     }
 }
 
@@ -97,7 +99,7 @@ fn region_offset(lh: Lh, offset: u64) -> RegionOffset {
 }
 
 /// The remaining work of a memory operation.
-trait Bulk {
+trait MemoryOperation {
     /// Returns the number of remaining bytes.
     fn len(&self) -> u64;
 
@@ -114,19 +116,19 @@ trait Bulk {
     fn advance(&mut self, step: Step);
 }
 
-struct Filling {
+struct FillWork {
     at: RegionOffset,
     len: u64,
     byte: u8,
 }
 
-struct Copying {
+struct CopyWork {
     to: RegionOffset,
     from: RegionOffset,
     len: u64,
 }
 
-impl Bulk for Filling {
+impl MemoryOperation for FillWork {
     fn len(&self) -> u64 {
         self.len
     }
@@ -150,7 +152,7 @@ impl Bulk for Filling {
     }
 }
 
-impl Bulk for Copying {
+impl MemoryOperation for CopyWork {
     fn len(&self) -> u64 {
         self.len
     }
@@ -209,48 +211,47 @@ impl Failure {
 
 impl Inner {
     /// Fills the rest of `len` bytes; waits for owners and for changes of the region.
-    async fn finish_fill(&self, filling: Filling, lh: Lh, offset: u64, len: u64) -> Result<(), AccessError> {
-        let filled = self.carry_out(filling, &[(CopySide::Target, lh)], len).await;
+    async fn finish_fill(&self, fill: FillWork, lh: Lh, offset: u64, len: u64) -> Result<(), AccessError> {
+        let filled = self.execute(fill, &[(CopySide::Target, lh)], len).await;
         filled.map_err(|failure| failure.of_fill(self, lh, offset, len))
     }
 
     /// Copies the rest of `len` bytes; waits for owners and for changes of the regions.
     async fn finish_copy(
         &self,
-        copying: Copying,
+        copy: CopyWork,
         to: (Lh, u64),
         from: (Lh, u64),
         len: u64,
     ) -> Result<(), CopyError> {
-        let copied =
-            self.carry_out(copying, &[(CopySide::Source, from.0), (CopySide::Target, to.0)], len).await;
+        let copied = self.execute(copy, &[(CopySide::Source, from.0), (CopySide::Target, to.0)], len).await;
         copied.map_err(|failure| failure.of_copy(self, to, from, len))
     }
 
     /// Executes the rest of an operation on `whole` bytes.
-    async fn carry_out<B: Bulk>(
+    async fn execute<B: MemoryOperation>(
         &self,
-        mut bulk: B,
+        mut operation: B,
         handles: &[(CopySide, Lh)],
         whole: u64,
     ) -> Result<(), Failure> {
-        let bulk = &mut bulk;
+        let operation = &mut operation;
         if let Some((side, _)) = handles.iter().find(|(_, lh)| !self.owns(*lh)) {
             return Err(Failure { side: *side, cause: self.not_owned(), partly: false });
         }
         loop {
             // Read before the attempt, so that no change during it is missed.
             let seen = self.driver.shared.handle_changes.count();
-            let stopped = match self.step_on(bulk) {
+            let stopped = match self.step_on(operation) {
                 Ok(()) => return Ok(()),
-                Err((_, Blocked::Post { .. })) => match self.command_step(bulk).await {
-                    Ok(()) if bulk.len() == 0 => return Ok(()),
+                Err((_, Blocked::Post { .. })) => match self.command_step(operation).await {
+                    Ok(()) if operation.len() == 0 => return Ok(()),
                     Ok(()) => continue,
                     Err(error) => self.stop_of(error),
                 },
                 Err((side, blocked)) => Stop::Access(side, blocked),
             };
-            let partly = bulk.len() < whole;
+            let partly = operation.len() < whole;
             match stopped {
                 Stop::Access(side, Blocked::Changing) => {
                     let (_, lh) = handles.iter().find(|(of, _)| *of == side).expect("each side has a handle");
@@ -258,28 +259,28 @@ impl Inner {
                     waited.map_err(|cause| Failure { side, cause, partly })?;
                 }
                 Stop::Access(side, blocked) => {
-                    let cause = self.cause_of(blocked, bulk.offset(side), bulk.len());
+                    let cause = self.cause_of(blocked, operation.offset(side), operation.len());
                     return Err(Failure { side, cause, partly });
                 }
-                Stop::HalfWay(side, cause) => return Err(Failure { side, cause, partly: true }),
+                Stop::Partly(side, cause) => return Err(Failure { side, cause, partly: true }),
             }
         }
     }
 
     /// Executes the parts that need no waiting.
-    fn step_on<B: Bulk>(&self, bulk: &mut B) -> Result<(), (CopySide, Blocked)> {
+    fn step_on<B: MemoryOperation>(&self, operation: &mut B) -> Result<(), (CopySide, Blocked)> {
         loop {
-            let step = bulk.step(&self.path, self.id)?;
-            bulk.advance(step);
-            if bulk.len() == 0 {
+            let step = operation.step(&self.path, self.id)?;
+            operation.advance(step);
+            if operation.len() == 0 {
                 return Ok(());
             }
         }
     }
 
-    async fn command_step<B: Bulk>(&self, bulk: &mut B) -> Result<(), CommandError> {
-        match Commanded::new(self, bulk.command()).await? {
-            Outcome::Stepped(step) => bulk.advance(step),
+    async fn command_step<B: MemoryOperation>(&self, operation: &mut B) -> Result<(), CommandError> {
+        match CommandFuture::new(self, operation.command()).await? {
+            Outcome::Stepped(step) => operation.advance(step),
             _ => unreachable!("the command returns a step"),
         }
         Ok(())
@@ -289,9 +290,9 @@ impl Inner {
     fn stop_of(&self, error: CommandError) -> Stop {
         match error {
             CommandError::Access { side, blocked } => Stop::Access(side, blocked),
-            CommandError::Broken { side, refusal } => Stop::HalfWay(side, self.cause_of_refusal(refusal)),
-            CommandError::Refused(refusal) => Stop::HalfWay(CopySide::Target, self.cause_of_refusal(refusal)),
-            _ => Stop::HalfWay(CopySide::Target, AccessCause::Stale),
+            CommandError::Broken { side, refusal } => Stop::Partly(side, self.cause_of_refusal(refusal)),
+            CommandError::Refused(refusal) => Stop::Partly(CopySide::Target, self.cause_of_refusal(refusal)),
+            _ => Stop::Partly(CopySide::Target, AccessCause::Stale),
         }
     }
 
@@ -311,5 +312,5 @@ impl Inner {
 /// Reason why a memory operation could not continue.
 enum Stop {
     Access(CopySide, Blocked),
-    HalfWay(CopySide, AccessCause),
+    Partly(CopySide, AccessCause),
 }

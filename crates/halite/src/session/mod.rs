@@ -46,7 +46,7 @@ use halite_tier::qos::Priority;
 use serde::{Deserialize, Serialize};
 
 use crate::driver::Driver;
-use crate::driver::ticket::{Ending, Undo};
+use crate::driver::ticket::{CommandResult, Undo};
 use crate::error::{AccessCause, AccessError, AttachError, BatchError, RegionCause};
 use crate::session::attached::Client;
 use crate::session::barrier::Barriers;
@@ -365,8 +365,8 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Any thread may call this, also many at once, a handler or a waker. The node of an attached session makes progress
-    /// by itself.
+    /// Several threads may call this at once, and so may handlers and wakers. The node of an attached session makes
+    /// progress without this call.
     pub fn progress(&self) {
         if let Kind::Embedded(session) = &self.kind {
             session.inner.driver.poll_once();
@@ -531,28 +531,28 @@ impl Drop for Inner {
 }
 
 /// A command to the engine. The first poll submits it; a drop before its end withdraws or undoes it.
-pub(crate) struct Commanded<'s> {
+pub(crate) struct CommandFuture<'s> {
     inner: &'s Inner,
     command: Option<Command>,
     op: Option<OpId>,
 }
 
-impl<'s> Commanded<'s> {
-    pub(crate) fn new(inner: &'s Inner, command: Command) -> Commanded<'s> {
-        Commanded { inner, command: Some(command), op: None }
+impl<'s> CommandFuture<'s> {
+    pub(crate) fn new(inner: &'s Inner, command: Command) -> CommandFuture<'s> {
+        CommandFuture { inner, command: Some(command), op: None }
     }
 
     /// Wraps a command and submits it at once.
-    pub(crate) fn submitted(inner: &'s Inner, command: Command) -> Commanded<'s> {
+    pub(crate) fn submit(inner: &'s Inner, command: Command) -> CommandFuture<'s> {
         let undo = Undo::of(&command);
-        Commanded { inner, command: None, op: inner.driver.submit(inner.id, command, undo) }
+        CommandFuture { inner, command: None, op: inner.driver.submit(inner.id, command, undo) }
     }
 }
 
-impl Future for Commanded<'_> {
-    type Output = Ending;
+impl Future for CommandFuture<'_> {
+    type Output = CommandResult;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ending> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CommandResult> {
         let driver = &self.inner.driver;
         if driver.is_forked() {
             return Poll::Ready(Err(driver.closed_error()));
@@ -574,7 +574,7 @@ impl Future for Commanded<'_> {
     }
 }
 
-impl Drop for Commanded<'_> {
+impl Drop for CommandFuture<'_> {
     fn drop(&mut self) {
         if let Some(op) = self.op {
             self.inner.driver.abandon(op);

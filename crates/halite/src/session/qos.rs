@@ -46,15 +46,19 @@ pub struct QosNow {
 
 /// Priorities of a session's operations.
 impl Session {
-    /// Returns this session, with the same handles, whose operations have `priority`. Sessions begin with the
-    /// highest priority of their principal: high, unless [`Config::low_priority`](crate::Config::low_priority) names it;
-    /// then, high fails with [`QosError::HighDenied`]. To give a single operation a priority, use the returned session once.
+    /// Returns this session, with the same handles, whose operations have `priority`. To give a single operation a
+    /// priority, use the returned session once.
+    ///
+    /// A session begins with the highest priority of its principal: low if
+    /// [`Config::low_priority`](crate::Config::low_priority) lists the principal, otherwise high. If the principal's
+    /// highest priority is low, a request for high priority fails with [`QosError::HighDenied`].
     ///
     /// Priorities matter only under a policy ([`Session::set_qos`]), and only to reads, writes, calls and messages that
     /// leave the node over a network. Loads and stores in memory of this host, atomics, locks and barriers are never
     /// delayed. A delayed call may fail with its timeout. A posted access that is delayed starts when it is awaited, so
-    /// posted accesses of low priority keep their order only if they are awaited in order. Accesses of one priority have no
-    /// order with those of the other, nor, if the priority is not the session's first, with atomics: await them in between.
+    /// posted accesses of low priority keep their order only if they are awaited in order. Accesses of different
+    /// priority have no order among each other. Atomics have an order only with accesses of the session's first
+    /// priority. Where order matters, await one access before the next.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement, Policy, Priority, Qos};

@@ -18,7 +18,7 @@ use crate::error::{
 use crate::metrics::{AttachedSession, PrincipalUse};
 use crate::session::attached::wire::Request;
 use crate::session::{
-    AllocOptions, Commanded, Embedded, Lh, NamesMoved, Placement, REGION_BYTES_MAX, Session, Who,
+    AllocOptions, CommandFuture, Embedded, Lh, NamesMoved, Placement, REGION_BYTES_MAX, Session, Who,
     describe_slot, embedded,
 };
 
@@ -84,7 +84,7 @@ impl Session {
     /// Unmaps a region; the handle is then invalid.
     pub async fn unmap(&self, lh: Lh) -> Result<(), RegionError> {
         let session = asking!(self, "unmap", Object::Slot(lh), Request::Unmap(lh));
-        session.own("unmap", lh)?;
+        session.check_handle("unmap", lh)?;
         session.done("unmap", lh, Command::Unmap(lh.slot)).await
     }
 
@@ -92,14 +92,14 @@ impl Session {
     /// all operations that change a region do.
     pub async fn free(&self, lh: Lh) -> Result<(), RegionError> {
         let session = asking!(self, "free", Object::Slot(lh), Request::Free(lh));
-        session.order("free", lh, RegionCommand::Free).await
+        session.region_command("free", lh, RegionCommand::Free).await
     }
 
     /// Grants permissions to `who`. Needs [`Permissions::MASTER`].
     pub async fn grant(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
         let session = asking!(self, "grant", Object::Slot(lh), Request::Grant { lh, who, permissions });
         let who = session.grantee("grant", lh, who)?;
-        session.order("grant", lh, RegionCommand::Grant { who, permissions }).await
+        session.region_command("grant", lh, RegionCommand::Grant { who, permissions }).await
     }
 
     /// Revokes permissions of `who`. When this returns, no access that needed the revoked permissions is in progress.
@@ -107,7 +107,7 @@ impl Session {
     pub async fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
         let session = asking!(self, "revoke", Object::Slot(lh), Request::Revoke { lh, who, permissions });
         let who = session.grantee("revoke", lh, who)?;
-        session.order("revoke", lh, RegionCommand::Revoke { who, permissions }).await
+        session.region_command("revoke", lh, RegionCommand::Revoke { who, permissions }).await
     }
 
     /// Makes another principal a master of the region too. Needs [`Permissions::MASTER`].
@@ -118,7 +118,7 @@ impl Session {
     /// Makes the region immutable, permanently. Needs [`Permissions::MASTER`].
     pub async fn seal(&self, lh: Lh) -> Result<(), RegionError> {
         let session = asking!(self, "seal", Object::Slot(lh), Request::Seal(lh));
-        session.order("seal", lh, RegionCommand::Seal).await
+        session.region_command("seal", lh, RegionCommand::Seal).await
     }
 
     /// Moves all bytes of the region, and its home, to another node. Accesses continue during the move; an access waits
@@ -128,7 +128,7 @@ impl Session {
     /// the move fails with [`RegionCause::PeerDown`]; [`RegionInfo::lost`] counts their bytes.
     pub async fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
         let session = asking!(self, "move", Object::Slot(lh), Request::MoveTo { lh, node });
-        session.order("move", lh, RegionCommand::Move { to: node }).await
+        session.region_command("move", lh, RegionCommand::Move { to: node }).await
     }
 
     /// Names a region that has no name, so that other sessions find it only once it is ready. A named region remains
@@ -136,7 +136,7 @@ impl Session {
     pub async fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
         let session = asking!(self, "name", Object::Slot(lh), Request::SetName { lh, name });
         check_name(name).map_err(|cause| session.failed_on("name", lh, cause))?;
-        session.order("name", lh, RegionCommand::SetName { name: name.to_owned() }).await
+        session.region_command("name", lh, RegionCommand::SetName { name: name.to_owned() }).await
     }
 
     /// Returns a description of the region named `name`.
@@ -153,7 +153,7 @@ impl Session {
     /// Returns a description of the region behind a handle.
     pub async fn stat_handle(&self, lh: Lh) -> Result<RegionInfo, RegionError> {
         let session = asking!(self, "stat", Object::Slot(lh), Request::StatHandle(lh));
-        session.own("stat", lh)?;
+        session.check_handle("stat", lh)?;
         let object = Object::Handle(session, lh);
         match session.command("stat", object, Command::StatHandle(lh.slot)).await? {
             Outcome::Info(info) => Ok(*info),
@@ -388,8 +388,13 @@ impl Embedded {
         let _ = self.command("greet", Object::All("nodes"), Command::Greet).await;
     }
 
-    async fn order(&self, operation: &'static str, lh: Lh, order: RegionCommand) -> Result<(), RegionError> {
-        self.own(operation, lh)?;
+    async fn region_command(
+        &self,
+        operation: &'static str,
+        lh: Lh,
+        order: RegionCommand,
+    ) -> Result<(), RegionError> {
+        self.check_handle(operation, lh)?;
         self.done(operation, lh, Command::RegionCommand(lh.slot, order)).await
     }
 
@@ -415,7 +420,7 @@ impl Embedded {
         object: Object<'_>,
         command: Command,
     ) -> Result<Outcome, RegionError> {
-        // Named regions and lists are found through the first node, wherever they are.
+        // The directory of names, usually at node 0, serves these commands.
         let by_name = matches!(
             &command,
             Command::Alloc { name: Some(_), .. }
@@ -432,7 +437,7 @@ impl Embedded {
             &command,
             Command::Map { .. } | Command::Stat(_) | Command::List { .. } | Command::ListLost
         );
-        let ending = Commanded::new(&self.inner, command).await;
+        let ending = CommandFuture::new(&self.inner, command).await;
         ending.map_err(|error| {
             let cause = RegionCause::from(error);
             let cause = if by_name { self.directory_cause(cause, changes_nothing) } else { cause };
@@ -454,7 +459,7 @@ impl Embedded {
         }
     }
 
-    pub(crate) fn own(&self, operation: &'static str, lh: Lh) -> Result<(), RegionError> {
+    pub(crate) fn check_handle(&self, operation: &'static str, lh: Lh) -> Result<(), RegionError> {
         if self.inner.owns(lh) {
             return Ok(());
         }

@@ -36,7 +36,7 @@ use crate::session::attached::Remote;
 use crate::session::attached::wire::Request;
 use crate::session::calls::{Mailbox, Message, Port};
 use crate::session::regions::Object;
-use crate::session::{Commanded, Embedded, Inner, Lh, Session, describe_slot, embedded};
+use crate::session::{CommandFuture, Embedded, Inner, Lh, Session, describe_slot, embedded};
 
 /// Maximum number of notifications in a watch's queue; when it is full, writers wait.
 pub const NOTIFICATIONS_MAX: usize = 256;
@@ -44,7 +44,7 @@ pub const NOTIFICATIONS_MAX: usize = 256;
 /// Maximum wait for a watcher's node that this node does not know yet; a shorter lease limits it further. This node
 /// notices a new connection within microseconds. The longer limit covers a dead node that this node has already
 /// forgotten, while the region's home still lists its watcher.
-const ACQUAINTANCE_MAX: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(1);
 
 /// A notification of a write to a watched region.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -94,9 +94,9 @@ pub struct Watch {
 
 #[derive(Debug)]
 enum Watching {
-    Here(LocalWatch),
+    Local(LocalWatch),
     /// The node of an attached session watches.
-    There(Remote),
+    Remote(Remote),
 }
 
 /// A watch that this process's node manages.
@@ -116,9 +116,9 @@ impl Session {
     pub async fn watch(&self, lh: Lh) -> Result<Watch, RegionError> {
         let session = embedded!(self, client => {
             let lost = |gone: Gone| Object::Slot(lh).failed("watch", gone.into());
-            Ok(Watch { watching: Watching::There(Remote::open(client, &Request::Watch(lh), lost).await?) })
+            Ok(Watch { watching: Watching::Remote(Remote::open(client, &Request::Watch(lh), lost).await?) })
         });
-        Ok(Watch { watching: Watching::Here(session.watch(lh).await?) })
+        Ok(Watch { watching: Watching::Local(session.watch(lh).await?) })
     }
 
     /// Writes `from` at `offset`, then notifies all watchers of the region. The application defines the meaning of
@@ -170,7 +170,7 @@ impl Embedded {
         let checked = self.inner.check("watch", lh, Permissions::READ, 0, 0).await;
         checked.map_err(|error| failed(region_cause(error.cause)))?;
         let (port, mailbox) = self.open_watch_port().map_err(|_| failed(self.inner.closed_region()))?;
-        let begun = Commanded::new(&self.inner, Command::Watch { slot: lh.slot, port: port.0 }).await;
+        let begun = CommandFuture::new(&self.inner, Command::Watch { slot: lh.slot, port: port.0 }).await;
         match begun {
             Ok(Outcome::Watching { region }) => {
                 Ok(LocalWatch { session: self.clone(), lh, region, port, mailbox })
@@ -181,7 +181,7 @@ impl Embedded {
     }
 
     async fn notify_watchers(&self, lh: Lh, offset: u64, len: u64, value: u64) -> Result<(), NotifyCause> {
-        let (region, watchers) = match Commanded::new(&self.inner, Command::ListWatchers(lh.slot)).await {
+        let (region, watchers) = match CommandFuture::new(&self.inner, Command::ListWatchers(lh.slot)).await {
             Ok(Outcome::Watchers { region, watchers }) => (region, watchers),
             Ok(_) => unreachable!("the command returns watchers"),
             Err(error) => return Err(NotifyCause::Watchers(error.into())),
@@ -202,7 +202,7 @@ impl Embedded {
     async fn notify(&self, incarnation: NodeIncarnation, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         let driver = &self.inner.driver;
         let lease_ns = driver.look(|runner| runner.engine().map_or(0, Engine::lease_ns));
-        let timeout = ACQUAINTANCE_MAX.min(Duration::from_nanos(lease_ns));
+        let timeout = CONNECT_TIMEOUT_MAX.min(Duration::from_nanos(lease_ns));
         if !driver.within(timeout, self.connect_to(incarnation)).await.unwrap_or(false) {
             // The watcher's node has left since the home listed it, or this node cannot reach it.
             return Ok(());
@@ -234,7 +234,7 @@ impl Embedded {
             {
                 return met;
             }
-            driver.shared.member_changes.after(seen).await;
+            driver.shared.member_changes.wait(seen).await;
         }
     }
 
@@ -272,9 +272,9 @@ impl Watch {
     /// notifications are lost. If the future is dropped, no notification is lost.
     pub async fn recv(&self) -> Result<Notification, RegionError> {
         match &self.watching {
-            Watching::Here(watch) => watch.recv().await,
-            Watching::There(remote) => {
-                let received = remote.recv(&Request::RecvNotification(remote.id()), unwatched).await;
+            Watching::Local(watch) => watch.recv().await,
+            Watching::Remote(remote) => {
+                let received = remote.recv(&Request::RecvNotification(remote.id()), watch_error).await;
                 received.map(|answer| answer.value)
             }
         }
@@ -283,9 +283,9 @@ impl Watch {
     /// Returns the next notification; returns `None` if none is queued. Fails as [`Watch::recv`] does.
     pub fn try_recv(&self) -> Result<Option<Notification>, RegionError> {
         match &self.watching {
-            Watching::Here(watch) => watch.try_recv(),
-            Watching::There(remote) => {
-                let received = remote.try_recv(&Request::TryRecvNotification(remote.id()), unwatched)?;
+            Watching::Local(watch) => watch.try_recv(),
+            Watching::Remote(remote) => {
+                let received = remote.try_recv(&Request::TryRecvNotification(remote.id()), watch_error)?;
                 Ok(received.map(|answer| answer.value))
             }
         }
@@ -294,14 +294,14 @@ impl Watch {
     /// Runs a future on this thread, as the watch's session does.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
         match &self.watching {
-            Watching::Here(watch) => watch.inner().driver.block_on(future),
-            Watching::There(remote) => remote.client().block_on(future),
+            Watching::Local(watch) => watch.inner().driver.block_on(future),
+            Watching::Remote(remote) => remote.client().block_on(future),
         }
     }
 }
 
 /// The error of a watch whose node is gone.
-fn unwatched(gone: Gone) -> RegionError {
+fn watch_error(gone: Gone) -> RegionError {
     RegionError { operation: "watch", object: "a region".to_owned(), cause: gone.into() }
 }
 
@@ -333,7 +333,7 @@ impl LocalWatch {
     /// Returns the next message, or `None` if the handle changes first.
     async fn message_or_change(&self, seen: u64) -> Option<Result<Message, RegionError>> {
         let mut message = pin!(self.mailbox.recv());
-        let mut change = pin!(self.inner().driver.shared.handle_changes.after_of(seen, self.lh.slot.index));
+        let mut change = pin!(self.inner().driver.shared.handle_changes.wait_for(seen, self.lh.slot.index));
         poll_fn(|context| match message.as_mut().poll(context) {
             Poll::Ready(message) => Poll::Ready(Some(message.map_err(|error| self.closed(error)))),
             Poll::Pending => change.as_mut().poll(context).map(|()| None),
@@ -405,6 +405,6 @@ impl Drop for LocalWatch {
         // First, so that no writer waits for room in a queue that is no longer read.
         self.mailbox.close();
         let unwatch = Command::Unwatch { region: self.region, port: self.port.0 };
-        drop(Commanded::submitted(&self.session.inner, unwatch));
+        drop(CommandFuture::submit(&self.session.inner, unwatch));
     }
 }

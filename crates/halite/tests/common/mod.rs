@@ -66,9 +66,9 @@ impl Dir {
 }
 
 /// Time limit that turns a hang into a failure; a test normally takes much less.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Polls until `find` returns a value.
+/// Calls `find` until it returns a value, and returns that value.
 #[track_caller]
 pub fn until<T>(mut find: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
@@ -76,7 +76,7 @@ pub fn until<T>(mut find: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = find() {
             return found;
         }
-        assert!(begin.elapsed() < PATIENCE, "timed out");
+        assert!(begin.elapsed() < TIMEOUT, "timed out");
         std::thread::yield_now();
     }
 }

@@ -20,7 +20,7 @@ pub struct NoDirect {
     posted: AtomicU64,
 }
 
-/// Joins a node that loads and stores do not bring to its peers' memory. Returns the node and its fabric.
+/// Joins a node whose loads and stores do not reach its peers' memory. Returns the node and its fabric.
 pub fn join(dir: &Dir, node: u32) -> (Node, Arc<NoDirect>) {
     let mut no_direct = None;
     let wrap = |fabric| -> Arc<dyn Fabric> {

@@ -3,7 +3,7 @@
 use super::until;
 
 /// Returns the calling thread's id in the kernel.
-pub fn number_of_this_thread() -> String {
+pub fn this_thread_id() -> String {
     let link = std::fs::read_link("/proc/thread-self").expect("the thread runs");
     link.file_name().expect("the link ends with the number").to_str().expect("digits").to_owned()
 }

@@ -10,15 +10,15 @@ use std::time::Duration;
 use common::Dir;
 use halite::{Function, NodeId, ServeOptions, blocking};
 
-/// Timeout of calls, in which every answered call ends.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of calls; an answered call takes much less.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const THERE: NodeId = NodeId(1);
 
 /// An input that panics when its bytes are read for the n-th time.
-struct Panicking<'c>(&'c Cell<u32>, u32);
+struct PanickingInput<'c>(&'c Cell<u32>, u32);
 
-impl AsRef<[u8]> for Panicking<'_> {
+impl AsRef<[u8]> for PanickingInput<'_> {
     fn as_ref(&self) -> &[u8] {
         self.0.set(self.0.get() + 1);
         assert!(self.0.get() != self.1, "a panic of the caller's input");
@@ -27,18 +27,18 @@ impl AsRef<[u8]> for Panicking<'_> {
 }
 
 /// An input that makes a call when its bytes are read.
-struct Calling<'s>(&'s blocking::Session);
+struct CallingInput<'s>(&'s blocking::Session);
 
-impl AsRef<[u8]> for Calling<'_> {
+impl AsRef<[u8]> for CallingInput<'_> {
     fn as_ref(&self) -> &[u8] {
-        self.0.call(THERE, ECHO, b"inner", PATIENCE).expect("the function is served");
+        self.0.call(THERE, ECHO, b"inner", TIMEOUT).expect("the function is served");
         b"outer"
     }
 }
 
 /// Inputs that panic or call. The code of an input once ran while the node's locks were held.
 #[test]
-fn inputs_that_panic_or_call_harm_no_other_caller() {
+fn inputs_may_panic_or_call() {
     let dir = Dir::new();
     let nodes = [dir.join(0), dir.join(1)];
     let sessions = [(); 2].map(|()| nodes[0].blocking_session());
@@ -51,20 +51,20 @@ fn inputs_that_panic_or_call_harm_no_other_caller() {
                 let _ = call.reply(&answer);
             }
         });
-        let told = catch_unwind(AssertUnwindSafe(|| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
             for time in [1, 3, 20] {
                 let count = Cell::new(0);
-                let inputs = [(); 20].map(|()| Panicking(&count, time));
-                let posting = || sessions[0].post_calls(THERE, ECHO, &inputs, 100, PATIENCE).len();
+                let inputs = [(); 20].map(|()| PanickingInput(&count, time));
+                let posting = || sessions[0].post_calls(THERE, ECHO, &inputs, 100, TIMEOUT).len();
                 assert!(catch_unwind(AssertUnwindSafe(posting)).is_err());
-                assert_eq!(sessions[1].call(THERE, ECHO, b"salt", PATIENCE).unwrap(), b"salt");
+                assert_eq!(sessions[1].call(THERE, ECHO, b"salt", TIMEOUT).unwrap(), b"salt");
             }
-            let inputs = [(); 4].map(|()| Calling(&sessions[1]));
-            for call in sessions[0].post_calls(THERE, ECHO, &inputs, 100, PATIENCE) {
+            let inputs = [(); 4].map(|()| CallingInput(&sessions[1]));
+            for call in sessions[0].post_calls(THERE, ECHO, &inputs, 100, TIMEOUT) {
                 assert_eq!(call.unwrap().answer().unwrap(), b"outer");
             }
         }));
         server.close();
-        told.expect("the test thread succeeds");
+        outcome.expect("the test thread succeeds");
     });
 }

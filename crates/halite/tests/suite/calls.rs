@@ -7,8 +7,8 @@ use std::time::Duration;
 use common::Dir;
 use halite::{Function, NodeId, Port, ServeOptions};
 
-/// Timeout of calls, in which every answered call ends.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of calls; an answered call takes much less.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 
 #[test]
@@ -20,7 +20,7 @@ fn lent_answers_keep_their_place_until_dropped() {
         let output = |seed: usize, len| (0..len).map(|at| (at * 7 + seed) as u8).collect::<Vec<u8>>();
         for len in [0, 1, 300, 4097, 1 << 20] {
             let lend = |seed| {
-                let pending = here.post_call(second.id(), ECHO, b"", len, PATIENCE).unwrap();
+                let pending = here.post_call(second.id(), ECHO, b"", len, TIMEOUT).unwrap();
                 server.recv().unwrap().reply(&output(seed, len)).unwrap();
                 pending.lend_answer().unwrap()
             };
@@ -51,13 +51,13 @@ fn long_answers_are_fetched_before_they_are_lent() {
     let (first, second) = (dir.join(0), dir.join(1));
     let (here, there) = (first.blocking_session(), second.blocking_session());
     let server = there.serve(ECHO, ServeOptions::default()).unwrap();
-    let pending = here.post_call(NodeId(1), ECHO, b"", (64 << 20) + 1, PATIENCE).unwrap();
+    let pending = here.post_call(NodeId(1), ECHO, b"", (64 << 20) + 1, TIMEOUT).unwrap();
     server.recv().unwrap().reply(&[7; 5000]).unwrap();
     assert_eq!(pending.lend_answer().unwrap().to_vec(), [7; 5000]);
 }
 
 #[test]
-fn the_first_payload_of_a_session_may_have_any_length() {
+fn payloads_may_have_any_length() {
     let len = (64 << 20) + 1;
     let payload: Vec<u8> = (0..len).map(|at| at as u8).collect();
     for join in [Dir::join, Dir::join_posted] {
@@ -65,7 +65,7 @@ fn the_first_payload_of_a_session_may_have_any_length() {
         let (first, second) = (join(&dir, 0), join(&dir, 1));
         let (here, there) = (first.blocking_session(), second.blocking_session());
         let server = there.serve(ECHO, ServeOptions::default()).unwrap();
-        let pending = here.post_call(second.id(), ECHO, &payload, len, PATIENCE).unwrap();
+        let pending = here.post_call(second.id(), ECHO, &payload, len, TIMEOUT).unwrap();
         let call = server.recv().unwrap();
         assert!(call.input() == payload);
         call.reply(&payload).unwrap();

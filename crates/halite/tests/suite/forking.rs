@@ -12,8 +12,8 @@ use halite::{
 };
 use halite_mem::fork::run_in_fork;
 
-/// Timeout of calls, in which every answered call ends.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of calls; an answered call takes much less.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const INBOX: Port = Port(7);
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
@@ -33,7 +33,7 @@ fn forks_cannot_use_or_harm_a_node() {
         let guard = RefCell::new(Some(here.lock("till").unwrap()));
         let server = RefCell::new(Some(there.serve(ECHO, ServeOptions::default()).unwrap()));
         let mailbox = RefCell::new(Some(here.open_port(INBOX, ServeOptions::default()).unwrap()));
-        let pending = RefCell::new(Some(here.post_call(NodeId(1), ECHO, b"early", 64, PATIENCE).unwrap()));
+        let pending = RefCell::new(Some(here.post_call(NodeId(1), ECHO, b"early", 64, TIMEOUT).unwrap()));
         let posted = RefCell::new(Some(here.as_async().post_write(region, 64, vec![1; 100_000])));
 
         let ended = run_in_fork(|| {
@@ -50,7 +50,7 @@ fn forks_cannot_use_or_harm_a_node() {
             check(4, here.fill(region, 0, 8, 1).is_err_and(|e| e.cause == AccessCause::Forked));
             check(5, here.stat("salt").is_err_and(|e| e.cause == forked));
             check(6, here.free(region).is_err_and(|e| e.cause == forked));
-            check(7, here.call(NodeId(1), ECHO, b"", PATIENCE).is_err_and(|e| e.cause == CallCause::Forked));
+            check(7, here.call(NodeId(1), ECHO, b"", TIMEOUT).is_err_and(|e| e.cause == CallCause::Forked));
             check(8, here.send(NodeId(0), INBOX, b"").is_err_and(|e| e.cause == SendCause::Forked));
             check(9, here.lock("other").is_err_and(|e| e.cause == LockCause::Region(RegionCause::Forked)));
             check(

@@ -8,7 +8,7 @@ use common::Dir;
 use halite::cluster_dir::ClusterDirError;
 use halite::{Config, JoinError, NodeId, cluster_dir};
 
-fn present(dir: &Dir) -> Vec<(u32, bool)> {
+fn nodes(dir: &Dir) -> Vec<(u32, bool)> {
     cluster_dir::nodes(dir.path()).unwrap().iter().map(|found| (found.node.0, found.alive)).collect()
 }
 
@@ -25,22 +25,7 @@ fn a_number_in_use_is_refused_with_its_process() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(present(&dir), [(0, true), (3, true)], "a refused node leaves no files");
-}
-
-#[test]
-fn nodes_without_a_number_get_a_new_one() {
-    let dir = Dir::new();
-    let first = dir.join(0);
-    let join = || dir.try_join(Config { node: None, ..dir.config(0) }).unwrap();
-    let (a, b) = (join(), join());
-    assert_eq!((a.id(), b.id()), (NodeId(1000), NodeId(1001)));
-    // A caller that uses a former number 1000 reaches no node, in particular not a new one.
-    a.leave();
-    assert_eq!(join().id(), NodeId(1002));
-    first.leave();
-    let _first = dir.join(0);
-    assert_eq!(join().id(), NodeId(1003));
+    assert_eq!(nodes(&dir), [(0, true), (3, true)], "a refused node leaves no files");
 }
 
 #[test]
@@ -65,5 +50,5 @@ fn a_configuration_that_cannot_work_is_refused() {
     assert!(matches!(dir.try_join(ring), Err(JoinError::Fabric(_))));
     let nameless = Config { principal: Some(String::new()), ..dir.config(0) };
     assert!(matches!(dir.try_join(nameless), Err(JoinError::BadConfig(_))));
-    assert_eq!(present(&dir), []);
+    assert_eq!(nodes(&dir), []);
 }

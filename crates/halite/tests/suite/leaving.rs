@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const HERE: NodeId = NodeId(0);
 
 /// A session, and the objects that it created before its node began to leave.
-struct Held {
+struct SessionObjects {
     session: blocking::Session,
     lh: Lh,
     other: Lh,
@@ -30,8 +30,8 @@ struct Held {
     guards: Vec<Guard>,
 }
 
-impl Held {
-    fn of(node: &Driven) -> Held {
+impl SessionObjects {
+    fn of(node: &Driven) -> SessionObjects {
         let session = node.session().blocking();
         let lh = session.alloc(Some("salt"), 4096, Placement::Local, ALL).unwrap();
         let other = session.alloc(Some("pepper"), 4096, Placement::Local, ALL).unwrap();
@@ -42,12 +42,11 @@ impl Held {
         let names = ["till", "kept"];
         let guards = names.map(|name| session.block_on(session.as_async().lock(name)).unwrap());
         assert_eq!(session.barrier("gate", 1, LONG), Ok(1));
-        Held { session, lh, other, server, mailbox, watch, guards: guards.into() }
+        SessionObjects { session, lh, other, server, mailbox, watch, guards: guards.into() }
     }
 }
 
-/// Returns the result of an operation as text.
-fn told<T, E: Debug>(result: Result<T, E>) -> String {
+fn result_text<T, E: Debug>(result: Result<T, E>) -> String {
     match result {
         Ok(_) => "done".into(),
         Err(error) => format!("{error:?}"),
@@ -59,88 +58,88 @@ fn first<T>(results: Vec<T>) -> T {
 }
 
 /// Runs each operation of a session through the blocking interface, and as a future where the two differ.
-fn operations(held: &mut Held) -> Vec<(&'static str, String)> {
-    let Held { session: s, lh, other, watch, guards, .. } = held;
+fn operations(held: &mut SessionObjects) -> Vec<(&'static str, String)> {
+    let SessionObjects { session: s, lh, other, watch, guards, .. } = held;
     let (lh, other, mut bytes, mut answer) = (*lh, *other, [0; 8], [0; 8]);
     let (a, everyone) = (s.as_async().clone(), || Who::Everyone);
     vec![
-        ("alloc", told(s.alloc(None, 64, Placement::Local, ALL))),
-        ("alloc a name", told(s.alloc(Some("new"), 64, Placement::Anywhere, ALL))),
-        ("map", told(s.map("salt", ALL))),
-        ("grant", told(s.grant(lh, everyone(), ALL))),
-        ("revoke", told(s.revoke(lh, everyone(), ALL))),
-        ("add_master", told(s.add_master(lh, "ada"))),
-        ("seal", told(s.seal(lh))),
-        ("move_to", told(s.move_to(lh, HERE))),
-        ("set_name", told(s.set_name(lh, "sugar"))),
-        ("free", told(s.free(lh))),
-        ("unmap", told(s.unmap(lh))),
-        ("stat", told(s.stat("salt"))),
-        ("stat_handle", told(s.stat_handle(lh))),
-        ("list", told(s.list())),
-        ("list_lost", told(s.list_lost())),
-        ("forget_name", told(s.forget_name("salt"))),
-        ("forget_node", told(s.forget_node(NodeId(1)))),
-        ("status", told(s.status())),
-        ("explain", told(s.explain(lh))),
-        ("explain_peer", told(s.explain_peer(HERE))),
-        ("len", told(s.len(lh))),
-        ("read", told(s.read(lh, 0, &mut bytes))),
-        ("read, async", told(s.block_on(a.read(lh, 0, &mut bytes)))),
-        ("write", told(s.write(lh, 0, &bytes))),
-        ("write, async", told(s.block_on(a.write(lh, 0, &bytes)))),
-        ("read_vectored", told(s.read_vectored(lh, 0, &mut [IoSliceMut::new(&mut bytes)]))),
-        ("write_vectored", told(s.write_vectored(lh, 0, &[IoSlice::new(&answer)]))),
-        ("read_batch", told(s.read_batch(&mut [ReadOp { lh, offset: 0, into: &mut bytes }]))),
-        ("write_batch", told(s.write_batch(&[WriteOp { lh, offset: 0, from: &answer }]))),
-        ("read_owned", told(s.read_owned(lh, 0, vec![0; 8]).1)),
-        ("write_owned", told(s.write_owned(lh, 0, vec![0; 8]).1)),
-        ("fill", told(s.fill(lh, 0, 8, 1))),
-        ("fill, async", told(s.block_on(a.fill(lh, 0, 8, 1)))),
-        ("copy", told(s.copy(lh, 0, other, 0, 8))),
-        ("copy, async", told(s.block_on(a.copy(lh, 0, other, 0, 8)))),
-        ("fetch_add", told(s.fetch_add(lh, 0, 1))),
-        ("fetch_add, async", told(s.block_on(a.fetch_add(lh, 0, 1)))),
-        ("compare_swap", told(s.compare_swap(lh, 0, 0, 1))),
-        ("write_notify", told(s.write_notify(lh, 0, &answer, 1))),
-        ("watch", told(s.watch(other))),
-        ("watch.recv", told(watch.recv())),
-        ("watch.try_recv", told(watch.try_recv())),
-        ("serve", told(s.serve(Function(8), ServeOptions::default()))),
-        ("call", told(s.call(HERE, Function(7), b"", LONG))),
-        ("call, async", told(s.block_on(a.call(HERE, Function(7), b"", LONG)))),
-        ("call_into", told(s.call_into(HERE, Function(7), b"", &mut answer, LONG))),
-        ("post_call", told(s.post_call(HERE, Function(7), b"", 8, LONG))),
-        ("post_calls", told(first(s.post_calls(HERE, Function(7), &[b""], 8, LONG)))),
-        ("call_many", told(first(s.call_many(&[HERE], Function(7), b"", LONG)))),
-        ("open_port", told(s.open_port(Port(8), ServeOptions::default()))),
-        ("send", told(s.send(HERE, Port(7), b""))),
-        ("try_send", told(s.try_send(HERE, Port(7), b""))),
-        ("lock", told(s.lock("new"))),
-        ("lock what is held", told(s.lock("kept"))),
-        ("try_lock", told(s.try_lock("new"))),
-        ("lock_within", told(s.lock_within("new", LONG))),
-        ("unlock", told(s.unlock("kept"))),
-        ("guard.unlock", told(s.block_on(guards.remove(0).unlock()))),
-        ("create_lock", told(s.create_lock("new", ALL))),
-        ("grant_lock", told(s.grant_lock("till", everyone(), ALL))),
-        ("revoke_lock", told(s.revoke_lock("till", everyone(), ALL))),
-        ("free_lock", told(s.free_lock("till"))),
-        ("barrier", told(s.barrier("gate", 2, LONG))),
-        ("barrier anew", told(s.barrier("new", 2, LONG))),
-        ("free_barrier", told(s.free_barrier("gate"))),
+        ("alloc", result_text(s.alloc(None, 64, Placement::Local, ALL))),
+        ("alloc with a name", result_text(s.alloc(Some("new"), 64, Placement::Anywhere, ALL))),
+        ("map", result_text(s.map("salt", ALL))),
+        ("grant", result_text(s.grant(lh, everyone(), ALL))),
+        ("revoke", result_text(s.revoke(lh, everyone(), ALL))),
+        ("add_master", result_text(s.add_master(lh, "ada"))),
+        ("seal", result_text(s.seal(lh))),
+        ("move_to", result_text(s.move_to(lh, HERE))),
+        ("set_name", result_text(s.set_name(lh, "sugar"))),
+        ("free", result_text(s.free(lh))),
+        ("unmap", result_text(s.unmap(lh))),
+        ("stat", result_text(s.stat("salt"))),
+        ("stat_handle", result_text(s.stat_handle(lh))),
+        ("list", result_text(s.list())),
+        ("list_lost", result_text(s.list_lost())),
+        ("forget_name", result_text(s.forget_name("salt"))),
+        ("forget_node", result_text(s.forget_node(NodeId(1)))),
+        ("status", result_text(s.status())),
+        ("explain", result_text(s.explain(lh))),
+        ("explain_peer", result_text(s.explain_peer(HERE))),
+        ("len", result_text(s.len(lh))),
+        ("read", result_text(s.read(lh, 0, &mut bytes))),
+        ("read, async", result_text(s.block_on(a.read(lh, 0, &mut bytes)))),
+        ("write", result_text(s.write(lh, 0, &bytes))),
+        ("write, async", result_text(s.block_on(a.write(lh, 0, &bytes)))),
+        ("read_vectored", result_text(s.read_vectored(lh, 0, &mut [IoSliceMut::new(&mut bytes)]))),
+        ("write_vectored", result_text(s.write_vectored(lh, 0, &[IoSlice::new(&answer)]))),
+        ("read_batch", result_text(s.read_batch(&mut [ReadOp { lh, offset: 0, into: &mut bytes }]))),
+        ("write_batch", result_text(s.write_batch(&[WriteOp { lh, offset: 0, from: &answer }]))),
+        ("read_owned", result_text(s.read_owned(lh, 0, vec![0; 8]).1)),
+        ("write_owned", result_text(s.write_owned(lh, 0, vec![0; 8]).1)),
+        ("fill", result_text(s.fill(lh, 0, 8, 1))),
+        ("fill, async", result_text(s.block_on(a.fill(lh, 0, 8, 1)))),
+        ("copy", result_text(s.copy(lh, 0, other, 0, 8))),
+        ("copy, async", result_text(s.block_on(a.copy(lh, 0, other, 0, 8)))),
+        ("fetch_add", result_text(s.fetch_add(lh, 0, 1))),
+        ("fetch_add, async", result_text(s.block_on(a.fetch_add(lh, 0, 1)))),
+        ("compare_swap", result_text(s.compare_swap(lh, 0, 0, 1))),
+        ("write_notify", result_text(s.write_notify(lh, 0, &answer, 1))),
+        ("watch", result_text(s.watch(other))),
+        ("watch.recv", result_text(watch.recv())),
+        ("watch.try_recv", result_text(watch.try_recv())),
+        ("serve", result_text(s.serve(Function(8), ServeOptions::default()))),
+        ("call", result_text(s.call(HERE, Function(7), b"", LONG))),
+        ("call, async", result_text(s.block_on(a.call(HERE, Function(7), b"", LONG)))),
+        ("call_into", result_text(s.call_into(HERE, Function(7), b"", &mut answer, LONG))),
+        ("post_call", result_text(s.post_call(HERE, Function(7), b"", 8, LONG))),
+        ("post_calls", result_text(first(s.post_calls(HERE, Function(7), &[b""], 8, LONG)))),
+        ("call_many", result_text(first(s.call_many(&[HERE], Function(7), b"", LONG)))),
+        ("open_port", result_text(s.open_port(Port(8), ServeOptions::default()))),
+        ("send", result_text(s.send(HERE, Port(7), b""))),
+        ("try_send", result_text(s.try_send(HERE, Port(7), b""))),
+        ("lock", result_text(s.lock("new"))),
+        ("lock a held lock", result_text(s.lock("kept"))),
+        ("try_lock", result_text(s.try_lock("new"))),
+        ("lock_within", result_text(s.lock_within("new", LONG))),
+        ("unlock", result_text(s.unlock("kept"))),
+        ("guard.unlock", result_text(s.block_on(guards.remove(0).unlock()))),
+        ("create_lock", result_text(s.create_lock("new", ALL))),
+        ("grant_lock", result_text(s.grant_lock("till", everyone(), ALL))),
+        ("revoke_lock", result_text(s.revoke_lock("till", everyone(), ALL))),
+        ("free_lock", result_text(s.free_lock("till"))),
+        ("barrier", result_text(s.barrier("gate", 2, LONG))),
+        ("new barrier", result_text(s.barrier("new", 2, LONG))),
+        ("free_barrier", result_text(s.free_barrier("gate"))),
     ]
 }
 
 /// Checks that a waiting receiver gets messages that have arrived, until the node has left.
-fn receives(held: &Held) -> Vec<(&'static str, String)> {
-    let Held { server, mailbox, .. } = held;
+fn receive_operations(held: &SessionObjects) -> Vec<(&'static str, String)> {
+    let SessionObjects { server, mailbox, .. } = held;
     vec![
-        ("server.recv", told(server.recv())),
-        ("server.try_recv", told(server.try_recv())),
-        ("server.recv_many", told(server.recv_many(4))),
-        ("mailbox.recv", told(mailbox.recv())),
-        ("mailbox.try_recv", told(mailbox.try_recv())),
+        ("server.recv", result_text(server.recv())),
+        ("server.try_recv", result_text(server.try_recv())),
+        ("server.recv_many", result_text(server.recv_many(4))),
+        ("mailbox.recv", result_text(mailbox.recv())),
+        ("mailbox.try_recv", result_text(mailbox.try_recv())),
     ]
 }
 
@@ -159,15 +158,15 @@ fn node(dir: &Dir) -> Driven {
 }
 
 #[test]
-fn operations_fail_with_node_closed_while_and_after_leaving() {
+fn operations_fail_while_and_after_leaving() {
     let dir = Dir::new();
     let node = node(&dir);
-    let mut held = Held::of(&node);
+    let mut held = SessionObjects::of(&node);
     node.begin_to_leave();
     check(operations(&mut held), "leaves");
     until(|| (node.step() == Step::Left).then_some(()));
     check(operations(&mut held), "has left");
-    check(receives(&held), "has left");
+    check(receive_operations(&held), "has left");
 }
 
 /// The name of an operation that waits at a node, and its future, which the test polls.
@@ -180,7 +179,7 @@ impl<'s> Waiting<'s> {
         operation: &'static str,
         future: impl Future<Output = Result<T, E>> + 's,
     ) -> Waiting<'s> {
-        let mut waiting = Waiting(operation, Box::pin(async { told(future.await) }));
+        let mut waiting = Waiting(operation, Box::pin(async { result_text(future.await) }));
         for _ in 0..16 {
             assert_eq!(waiting.poll(), Poll::Pending, "{operation}");
             node.step();
@@ -197,7 +196,7 @@ impl<'s> Waiting<'s> {
 fn a_wait_fails_when_its_node_leaves() {
     let dir = Dir::new();
     let node = node(&dir);
-    let held = Held::of(&node);
+    let held = SessionObjects::of(&node);
     let (a, other) = (node.session(), node.session());
     let quiet = a.serve(Function(8), ServeOptions::default()).unwrap();
     let waiting = vec![

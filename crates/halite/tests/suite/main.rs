@@ -2,8 +2,8 @@
 
 mod attached;
 mod batches;
+mod call_regressions;
 mod calls;
-mod calls_found;
 #[path = "../common/mod.rs"]
 mod common;
 mod forking;

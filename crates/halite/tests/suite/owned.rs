@@ -9,37 +9,37 @@ use std::time::Duration;
 use common::Dir;
 use halite::{CallCause, Function, NodeId, Permissions, Placement, ServeOptions, blocking, typed};
 
-/// Timeout of calls, in which every answered call ends.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of calls; an answered call takes much less.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const THERE: NodeId = NodeId(1);
 
 /// Compiles only for types without lifetimes that can be sent to other threads.
-fn is_owned<T: Send + 'static>() {}
+fn assert_owned<T: Send + 'static>() {}
 
 #[test]
 fn values_that_outlive_an_await_are_owned() {
-    is_owned::<halite::PendingCall>();
-    is_owned::<halite::Answer>();
-    is_owned::<halite::Call>();
-    is_owned::<halite::Guard>();
-    is_owned::<halite::Mailbox>();
-    is_owned::<halite::Message>();
-    is_owned::<halite::Notification>();
-    is_owned::<halite::Server>();
-    is_owned::<halite::Session>();
-    is_owned::<halite::Watch>();
-    is_owned::<blocking::Guard>();
-    is_owned::<blocking::Mailbox>();
-    is_owned::<blocking::PendingCall>();
-    is_owned::<blocking::Server>();
-    is_owned::<blocking::Session>();
-    is_owned::<blocking::Watch>();
-    is_owned::<typed::Call<String, u32>>();
-    is_owned::<typed::Server<String, u32>>();
-    is_owned::<typed::blocking::Server<String, u32>>();
-    is_owned::<halite::CallError>();
-    is_owned::<halite::LockError>();
+    assert_owned::<halite::PendingCall>();
+    assert_owned::<halite::Answer>();
+    assert_owned::<halite::Call>();
+    assert_owned::<halite::Guard>();
+    assert_owned::<halite::Mailbox>();
+    assert_owned::<halite::Message>();
+    assert_owned::<halite::Notification>();
+    assert_owned::<halite::Server>();
+    assert_owned::<halite::Session>();
+    assert_owned::<halite::Watch>();
+    assert_owned::<blocking::Guard>();
+    assert_owned::<blocking::Mailbox>();
+    assert_owned::<blocking::PendingCall>();
+    assert_owned::<blocking::Server>();
+    assert_owned::<blocking::Session>();
+    assert_owned::<blocking::Watch>();
+    assert_owned::<typed::Call<String, u32>>();
+    assert_owned::<typed::Server<String, u32>>();
+    assert_owned::<typed::blocking::Server<String, u32>>();
+    assert_owned::<halite::CallError>();
+    assert_owned::<halite::LockError>();
 }
 
 #[test]
@@ -55,10 +55,10 @@ fn futures_can_be_moved_between_threads() {
     check_send(&session.write_batch(&[]));
 }
 
-/// Posts a call and drops the session; the pending call keeps the session open.
-fn post_and_forget_the_session(node: &halite::Node, input: &[u8]) -> blocking::PendingCall {
+/// Posts a call and drops the session. The pending call keeps the session open.
+fn post_then_drop_session(node: &halite::Node, input: &[u8]) -> blocking::PendingCall {
     let session = node.blocking_session();
-    session.post_call(THERE, ECHO, input, 64, PATIENCE).unwrap()
+    session.post_call(THERE, ECHO, input, 64, TIMEOUT).unwrap()
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_dropped_pending_call_is_cancelled() {
     let watcher = first.blocking_session();
     let server = second.blocking_session().serve(ECHO, ServeOptions::default()).unwrap();
     let under_way = || watcher.explain_peer(THERE).unwrap().calls_under_way;
-    let pending = post_and_forget_the_session(&first, b"never answered");
+    let pending = post_then_drop_session(&first, b"never answered");
     let call = server.recv().unwrap();
     assert_eq!(under_way(), 1);
     drop(pending);
@@ -91,7 +91,7 @@ fn a_pending_call_outlives_its_node() {
     let server = first.blocking_session().serve(ECHO, ServeOptions::default()).unwrap();
     let (waits, lent) = {
         let session = second.blocking_session();
-        let post = || session.post_call(NodeId(0), ECHO, b"", 64, PATIENCE).unwrap();
+        let post = || session.post_call(NodeId(0), ECHO, b"", 64, TIMEOUT).unwrap();
         let (answered, waits) = (post(), post());
         server.recv().unwrap().reply(b"salt").unwrap();
         (waits, answered.lend_answer().unwrap())

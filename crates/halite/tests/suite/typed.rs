@@ -8,8 +8,8 @@ use common::Dir;
 use halite::{CallCause, Function, NodeId, ServeOptions, typed};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Timeout of calls, in which every answered call ends.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of calls; an answered call takes much less.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 struct Order {
@@ -26,7 +26,7 @@ fn reversed(mut order: Order) -> Result<Order, String> {
 }
 
 #[test]
-fn values_arrive_whole() {
+fn typed_values_round_trip() {
     let dir = Dir::new();
     let (first, second) = (dir.join(0), dir.join(1));
     let (here, there) = (first.blocking_session(), second.blocking_session());
@@ -43,24 +43,24 @@ fn values_arrive_whole() {
         for (grams, count) in [(None, 0), (Some(0), 1), (Some(u32::MAX), 20_000)] {
             let to = (0..count).map(|index| (index as u8, f64::from(index) / 3.0)).collect();
             let order = Order { name: "salt".into(), grams, to };
-            let answer = here.call_typed(NodeId(1), REVERSE, &order, PATIENCE);
+            let answer = here.call_typed(NodeId(1), REVERSE, &order, TIMEOUT);
             assert_eq!(answer, Ok(reversed(order)));
         }
         server.close();
     });
     let order = Order { name: "salt".into(), grams: None, to: Vec::new() };
-    let gone = here.call_typed(NodeId(1), REVERSE, &order, PATIENCE).unwrap_err();
+    let gone = here.call_typed(NodeId(1), REVERSE, &order, TIMEOUT).unwrap_err();
     let typed::CallError::Call(gone) = gone else { panic!("{gone}") };
     assert_eq!(gone.cause, CallCause::UnknownFunction);
 }
 
 /// A type that cannot be encoded.
 #[derive(Deserialize)]
-struct Unspeakable;
+struct Unencodable;
 
-impl Serialize for Unspeakable {
+impl Serialize for Unencodable {
     fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-        Err(serde::ser::Error::custom("it cannot be encoded"))
+        Err(serde::ser::Error::custom("this type has no encoding"))
     }
 }
 
@@ -70,26 +70,26 @@ fn values_without_an_encoding_are_errors() {
     let node = dir.join(0);
     let session = node.blocking_session();
     let server = session.serve(Function(4), ServeOptions::default()).unwrap();
-    let mute: typed::Function<Unspeakable, u64> = typed::Function::new(4);
-    let unsent = session.call_typed(NodeId(0), mute, &Unspeakable, PATIENCE).unwrap_err();
+    let unencodable: typed::Function<Unencodable, u64> = typed::Function::new(4);
+    let unsent = session.call_typed(NodeId(0), unencodable, &Unencodable, TIMEOUT).unwrap_err();
     assert!(matches!(unsent, typed::CallError::Encode { function: 4, .. }), "{unsent}");
     assert!(!unsent.may_have_run());
     assert!(server.try_recv().unwrap().is_none(), "nothing was sent");
     std::thread::scope(|scope| {
         scope.spawn(|| server.recv().unwrap().reply(&[0xFF, 0xFF]).unwrap());
         let other: typed::Function<u8, String> = typed::Function::new(4);
-        let nonsense = session.call_typed(NodeId(0), other, &1, PATIENCE).unwrap_err();
+        let nonsense = session.call_typed(NodeId(0), other, &1, TIMEOUT).unwrap_err();
         assert!(matches!(nonsense, typed::CallError::Decode { node: NodeId(0), .. }), "{nonsense}");
         assert!(nonsense.may_have_run());
     });
-    let unanswered: typed::Function<u8, Unspeakable> = typed::Function::new(5);
+    let unanswered: typed::Function<u8, Unencodable> = typed::Function::new(5);
     let server = session.serve_typed(unanswered, ServeOptions::default()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let refused = server.recv().unwrap().reply(&Unspeakable).unwrap_err();
+            let refused = server.recv().unwrap().reply(&Unencodable).unwrap_err();
             assert!(matches!(refused, typed::ReplyError::Encode(_)), "{refused}");
         });
-        let given_up = session.call(NodeId(0), Function(5), &[1], PATIENCE).unwrap_err();
+        let given_up = session.call(NodeId(0), Function(5), &[1], TIMEOUT).unwrap_err();
         assert_eq!(given_up.cause, CallCause::NoReply);
     });
 }

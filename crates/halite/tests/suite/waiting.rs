@@ -9,16 +9,16 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use common::Dir;
-use common::threads::{number_of_this_thread, wait_until_asleep};
+use common::threads::{this_thread_id, wait_until_asleep};
 use halite::{CallError, Config, Env, Function, Node, NodeId, Permissions, Placement, ServeOptions};
 
-/// Timeout of calls, in which every answered call ends.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of calls; an answered call takes much less.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A waker that tells the test when its future is woken.
-struct Tell(mpsc::Sender<()>);
+struct NotifyTest(mpsc::Sender<()>);
 
-impl Wake for Tell {
+impl Wake for NotifyTest {
     fn wake(self: Arc<Self>) {
         // The send fails when the test is over.
         let _ = self.0.send(());
@@ -34,53 +34,53 @@ fn quiet_nodes(dir: &Dir) -> [Node; 2] {
 }
 
 /// Answers one call of `function` for each message that the test sends.
-fn serve_when_told(node: &Node, function: Function) -> mpsc::Sender<()> {
+fn serve_on_signal(node: &Node, function: Function) -> mpsc::Sender<()> {
     let server =
         node.blocking_session().serve(function, ServeOptions::default()).expect("no session serves it yet");
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
-        while let (Ok(call), Ok(())) = (server.recv(), told.recv()) {
+        while let (Ok(call), Ok(())) = (server.recv(), receiver.recv()) {
             call.reply(b"answer").expect("the caller waits");
         }
     });
-    tell
+    sender
 }
 
 /// Starts a thread that calls `function`. Returns when this thread sleeps.
-fn call_asleep<'s>(
+fn start_sleeping_caller<'s>(
     scope: &'s Scope<'s, '_>,
     here: &'s Node,
     function: Function,
 ) -> ScopedJoinHandle<'s, Result<Vec<u8>, CallError>> {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let caller = scope.spawn(move || {
-        tell.send(number_of_this_thread()).expect("the test waits");
-        here.blocking_session().call(NodeId(1), function, b"", PATIENCE)
+        sender.send(this_thread_id()).expect("the test waits");
+        here.blocking_session().call(NodeId(1), function, b"", TIMEOUT)
     });
-    wait_until_asleep(&told.recv().expect("the thread starts"));
+    wait_until_asleep(&receiver.recv().expect("the thread starts"));
     caller
 }
 
 /// The doorbell stayed armed for a caller that no longer slept.
 #[test]
-fn a_task_is_woken_after_a_sleeping_thread_has_gone() {
+fn a_task_is_woken_after_the_leader_has_gone() {
     let dir = Dir::new();
     let [here, there] = quiet_nodes(&dir);
     let (soon, late) = (Function(1), Function(2));
-    let (tell_soon, tell_late) = (serve_when_told(&there, soon), serve_when_told(&there, late));
+    let (answer_soon, answer_late) = (serve_on_signal(&there, soon), serve_on_signal(&there, late));
     for _ in 0..50 {
         let session = here.session();
-        let mut task = Box::pin(session.call(NodeId(1), late, b"", PATIENCE));
-        let (tell, told) = mpsc::channel();
-        let waker = Waker::from(Arc::new(Tell(tell)));
+        let mut task = Box::pin(session.call(NodeId(1), late, b"", TIMEOUT));
+        let (sender, receiver) = mpsc::channel();
+        let waker = Waker::from(Arc::new(NotifyTest(sender)));
         assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         thread::scope(|scope| {
-            let caller = call_asleep(scope, &here, soon);
-            tell_soon.send(()).expect("the server runs");
+            let caller = start_sleeping_caller(scope, &here, soon);
+            answer_soon.send(()).expect("the server runs");
             caller.join().expect("the caller does not panic").expect("the call is answered");
         });
-        tell_late.send(()).expect("the server runs");
-        told.recv_timeout(PATIENCE).expect("the task is woken");
+        answer_late.send(()).expect("the server runs");
+        receiver.recv_timeout(TIMEOUT).expect("the task is woken");
         assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
     }
 }

@@ -37,7 +37,7 @@ impl ClusterDir {
         let name = attach_socket_name(node);
         let path = folder.path().join(&name);
         let failed = |source| ClusterDirError::Dir(DirError::Io { path: path.clone(), source });
-        // The node of this number that made it has ended.
+        // The socket is left from an earlier node with this number.
         folder.remove(&name, Kind::Socket)?;
         let listener = folder.listen(&name, mode.bits()).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;

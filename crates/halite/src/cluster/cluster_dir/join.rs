@@ -1,14 +1,14 @@
 //! The locks of a joining node.
 
 use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::io;
 use std::time::{Duration, Instant};
 
 use halite_providers::private_dir::{Create, DirHold, NameLock};
 use halite_tier::ids::{Incarnation, NodeId};
 
 use super::names::{JOIN_LOCK, lock_name};
-use super::{ClusterDir, is_full, numbers, read_owner};
+use super::{ClusterDir, is_full, numbers, read_owner, replace_text};
 use crate::cluster::join_queue::JoinQueue;
 use crate::error::{ClusterDirError, JoinError};
 
@@ -71,7 +71,7 @@ impl NodeLock {
             let pid = dir.dir.file(&name, Create::No).map_or(0, |mut file| read_owner(&mut file).0);
             return Err(JoinError::AlreadyRunning { node, pid, dir: dir.path().to_owned() });
         };
-        if dir.is_alive_patiently(node)? {
+        if dir.is_alive_after_wait(node)? {
             lock.remove();
             let pid = dir.process_of(node).ok().flatten().map_or(0, |process| process.pid.unsigned_abs());
             return Err(JoinError::AlreadyRunning { node, pid, dir: dir.path().to_owned() });
@@ -100,7 +100,7 @@ impl Drop for NodeLock {
 impl ClusterDir {
     /// Returns true if the node is alive, as shown by other locks than its lock file. Waits briefly for the end of a
     /// killed node, whose locks the kernel releases one after the other.
-    fn is_alive_patiently(&self, node: NodeId) -> Result<bool, ClusterDirError> {
+    fn is_alive_after_wait(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         for _ in 0..ENDING_MS_MAX {
             if !self.is_alive_without_lock(node)? {
                 return Ok(false);
@@ -120,8 +120,5 @@ fn show_owner(lock: &mut NameLock, incarnation: Incarnation) -> io::Result<()> {
 }
 
 fn write_owner(file: &mut File, incarnation: Incarnation) -> io::Result<()> {
-    let text = format!("{} {:x}\n", std::process::id(), incarnation.0);
-    file.rewind()?;
-    file.write_all(text.as_bytes())?;
-    file.set_len(text.len() as u64)
+    replace_text(file, &format!("{} {:x}\n", std::process::id(), incarnation.0))
 }

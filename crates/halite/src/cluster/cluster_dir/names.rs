@@ -148,7 +148,7 @@ mod tests {
             assert_eq!(
                 (socket_name(three, provider), socket_lock_name(three, provider)),
                 wanted,
-                "as fabrics call them"
+                "the names that fabrics use"
             );
         }
     }

@@ -74,7 +74,7 @@ impl TakenNumbers {
     }
 
     /// Records durably that all numbers below `next` are taken.
-    pub(crate) fn note(&self, next: u32) {
+    pub(crate) fn record(&self, next: u32) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let text = format(next.into());
         if let Err(error) =

@@ -55,7 +55,7 @@ fn a_living_cluster_issues_each_number_once() {
     assert_eq!(take(&dir, None).node().0, 1003);
     drop(first);
     dir.clean().unwrap();
-    assert_eq!(scratch.names(), [MARKER], "no node is left that could refer to earlier numbers");
+    assert_eq!(scratch.names(), [MARKER], "no node refers to earlier numbers any more");
     assert_eq!(take(&dir, None).node().0, 1000);
 }
 

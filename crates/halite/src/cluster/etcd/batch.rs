@@ -15,34 +15,34 @@ const MEMBERS_MAX: usize = 64;
 #[derive(Default)]
 pub(super) struct Batch {
     written: BTreeSet<String>,
-    seen: BTreeSet<String>,
+    read: BTreeSet<String>,
     count: usize,
 }
 
 impl Batch {
     /// Adds the transaction if it may be sent in the same request as the others. Returns true if it was added.
     pub(super) fn take(&mut self, transaction: &Transaction) -> bool {
-        let Some((written, seen)) = touched(transaction) else {
+        let Some((written, read)) = keys_of(transaction) else {
             // Such a transaction is sent alone, or in another batch.
             let is_first = self.count == 0;
             self.count += if is_first { MEMBERS_MAX } else { 0 };
             return is_first;
         };
-        let is_apart = self.count < MEMBERS_MAX
-            && written.iter().all(|key| !self.written.contains(*key) && !self.seen.contains(*key))
-            && seen.iter().all(|key| !self.written.contains(*key));
-        if is_apart {
+        let is_independent = self.count < MEMBERS_MAX
+            && written.iter().all(|key| !self.written.contains(*key) && !self.read.contains(*key))
+            && read.iter().all(|key| !self.written.contains(*key));
+        if is_independent {
             self.written.extend(written.into_iter().cloned());
-            self.seen.extend(seen.into_iter().cloned());
+            self.read.extend(read.into_iter().cloned());
             self.count += 1;
         }
-        is_apart
+        is_independent
     }
 }
 
 /// Returns the keys that a transaction may write, and the keys that it compares; `None` if it compares ranges of keys.
-fn touched(transaction: &Transaction) -> Option<(Vec<&String>, Vec<&String>)> {
-    let mut seen: Vec<&String> = transaction
+fn keys_of(transaction: &Transaction) -> Option<(Vec<&String>, Vec<&String>)> {
+    let mut read: Vec<&String> = transaction
         .compares
         .iter()
         .map(|compare| match compare {
@@ -56,11 +56,11 @@ fn touched(transaction: &Transaction) -> Option<(Vec<&String>, Vec<&String>)> {
     for step in transaction.then.iter().chain(&transaction.otherwise) {
         match step {
             Step::Put(key, _) | Step::Delete(key) => written.push(key),
-            Step::Get(key) => seen.push(key),
+            Step::Get(key) => read.push(key),
             Step::List { .. } => return None,
         }
     }
-    Some((written, seen))
+    Some((written, read))
 }
 
 #[cfg(test)]
@@ -83,12 +83,12 @@ mod tests {
     fn dependent_claims_share_no_batch() {
         let mut batch = Batch::default();
         assert!(batch.take(&claim("a")) && batch.take(&claim("b")));
-        assert!(!batch.take(&claim("a")), "etcd takes no key twice");
+        assert!(!batch.take(&claim("a")), "etcd refuses to write a key twice");
         let fence = Transaction {
             then: vec![Step::Put("fence".to_owned(), String::new())],
             ..Transaction::default()
         };
-        assert!(!batch.take(&fence), "claims look at it as it is before");
+        assert!(!batch.take(&fence), "an earlier transaction compares the key");
         assert!(!batch.take(&reading(Step::Get("b".to_owned()))));
         assert!(batch.take(&reading(Step::Get("c".to_owned()))));
         assert!(!batch.take(&claim("c")), "an earlier transaction of the batch reads the key");

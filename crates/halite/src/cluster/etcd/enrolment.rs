@@ -29,8 +29,8 @@ pub(crate) struct Announcement {
 
 /// A command for the thread that keeps the entries.
 enum Command {
-    Again,
-    Over,
+    Rewrite,
+    Stop,
 }
 
 /// A node's entries in etcd; dropping this value withdraws them.
@@ -46,7 +46,7 @@ pub(super) struct RewriteEntries(Sender<Command>);
 impl RewriteEntries {
     pub(super) fn request_rewrite(&self) {
         // If the node is leaving, its entries are not wanted any more.
-        let _ = self.0.send(Command::Again);
+        let _ = self.0.send(Command::Rewrite);
     }
 }
 
@@ -54,23 +54,23 @@ impl Enrolment {
     /// Writes the node's entries, and then watches other members.
     pub(super) fn begin(
         address: &EtcdAddress,
-        of: Announcement,
+        own: Announcement,
         deliver: Arc<Deliver>,
     ) -> std::io::Result<Enrolment> {
         let (commands, receiver) = channel();
-        let key = |heading| format!("{}{}", address.heading(heading), of.node);
-        let mut pairs = vec![(key("places"), of.place.clone())];
-        pairs.extend(of.hosts.clone().map(|hosts| (key("members"), hosts)));
-        let (address, again) = (address.clone(), RewriteEntries(commands.clone()));
+        let key = |heading| format!("{}{}", address.heading(heading), own.node);
+        let mut pairs = vec![(key("places"), own.place.clone())];
+        pairs.extend(own.hosts.clone().map(|hosts| (key("members"), hosts)));
+        let (address, rewrite) = (address.clone(), RewriteEntries(commands.clone()));
         let keep = move || {
             let gateway = Gateway::new(&address);
-            let lease = gateway.keep(None, &pairs, MEMBER_TTL, false);
-            let listener = Listener { of, again: Some(again), deliver, after: Duration::ZERO };
+            let lease = gateway.keep_alive(None, &pairs, MEMBER_TTL, false);
+            let listener = Listener { own, rewrite: Some(rewrite), deliver, delay: Duration::ZERO };
             let watch = Watch::begin(&address, listener);
             if let Err(error) = &watch {
                 tracing::warn!("cannot watch the members in etcd: {error}");
             }
-            keep(&gateway, &pairs, lease, &receiver);
+            keep_entries(&gateway, &pairs, lease, &receiver);
         };
         threads::spawn("halite-etcd-lease", keep)?;
         Ok(Enrolment { commands })
@@ -79,23 +79,23 @@ impl Enrolment {
 
 impl Drop for Enrolment {
     fn drop(&mut self) {
-        let _ = self.commands.send(Command::Over);
+        let _ = self.commands.send(Command::Stop);
     }
 }
 
-fn keep(
+fn keep_entries(
     gateway: &Gateway,
     pairs: &[(String, String)],
     mut lease: Option<String>,
     receiver: &Receiver<Command>,
 ) {
     loop {
-        let is_again = match receiver.recv_timeout(MEMBER_TTL / 3) {
+        let rewrites = match receiver.recv_timeout(MEMBER_TTL / 3) {
             Err(RecvTimeoutError::Timeout) => false,
-            Ok(Command::Again) => true,
-            Ok(Command::Over) | Err(RecvTimeoutError::Disconnected) => return gateway.revoke(lease),
+            Ok(Command::Rewrite) => true,
+            Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return gateway.revoke(lease),
         };
         // The node is alive even if its lease was lost: a new lease replaces it.
-        lease = gateway.keep(lease, pairs, MEMBER_TTL, is_again);
+        lease = gateway.keep_alive(lease, pairs, MEMBER_TTL, rewrites);
     }
 }

@@ -20,7 +20,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum length of an answer, in bytes; a page of names takes about 300 KiB.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-const NOT_UNDERSTOOD: &str = "its answer is malformed";
+const MALFORMED: &str = "its answer is malformed";
 /// Maximum number of members in an answer.
 const MEMBERS_MAX: usize = 1000;
 
@@ -30,7 +30,7 @@ pub(super) struct Gateway {
     /// HTTP client, made on first use, and made again when the TLS files may have changed.
     agent: Mutex<Option<ureq::Agent>>,
     /// Index of the endpoint that answered last.
-    at: AtomicUsize,
+    endpoint: AtomicUsize,
     token: Mutex<Option<String>>,
     /// Value of the `Date` header in the last answer.
     date: Mutex<String>,
@@ -57,7 +57,7 @@ pub(super) struct Entry {
 impl Entry {
     pub(super) fn of(pair: &Value) -> Option<Entry> {
         let is_leased = number(&pair["lease"]).is_some_and(|lease| lease != 0);
-        Some(Entry { key: plain(&pair["key"])?, value: plain(&pair["value"]), is_leased })
+        Some(Entry { key: decode_text(&pair["key"])?, value: decode_text(&pair["value"]), is_leased })
     }
 }
 
@@ -80,36 +80,36 @@ impl Answers {
             }
         }
         let answer = serde_json::from_slice(&self.line);
-        answer.map(Some).map_err(|_| failed(EtcdFault::Foreign, NOT_UNDERSTOOD))
+        answer.map(Some).map_err(|_| failed(EtcdFault::Foreign, MALFORMED))
     }
 }
 
 /// Reason why a request got no answer.
 struct Failure {
-    is_done: Done,
+    progress: Progress,
     error: EtcdError,
 }
 
 /// Known progress of a request that got no answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Done {
+enum Progress {
     /// The request did not arrive; the node may send it to another endpoint.
     NotSent,
     /// etcd reports that it did not execute the request.
     Refused,
     /// etcd did not execute the request, because the user must authenticate again.
-    Stranger,
+    Unauthenticated,
     Unknown,
 }
 
 impl Failure {
-    fn new(is_done: Done, fault: EtcdFault, reason: String) -> Failure {
-        Failure { is_done, error: EtcdError { fault, reason } }
+    fn new(progress: Progress, fault: EtcdFault, reason: String) -> Failure {
+        Failure { progress, error: EtcdError { fault, reason } }
     }
 
     /// Makes the failure of a request that was never sent.
-    fn before(error: EtcdError) -> Failure {
-        Failure { is_done: Done::Refused, error }
+    fn not_sent(error: EtcdError) -> Failure {
+        Failure { progress: Progress::Refused, error }
     }
 }
 
@@ -118,7 +118,7 @@ impl Gateway {
         Gateway {
             address: address.clone(),
             agent: Mutex::new(None),
-            at: AtomicUsize::new(0),
+            endpoint: AtomicUsize::new(0),
             token: Mutex::new(None),
             date: Mutex::default(),
             is_closed: AtomicBool::new(false),
@@ -132,7 +132,7 @@ impl Gateway {
         }
         if self.is_closed.load(Ordering::Relaxed) {
             return Err(Failure::new(
-                Done::Refused,
+                Progress::Refused,
                 EtcdFault::Unreachable,
                 "this node closed the connection to etcd".to_owned(),
             ));
@@ -144,30 +144,30 @@ impl Gateway {
             .max_redirects(0)
             .proxy(None);
         let config = match self.address.tls() {
-            Some(files) => config.tls_config(tls::config(files).map_err(Failure::before)?),
+            Some(files) => config.tls_config(tls::config(files).map_err(Failure::not_sent)?),
             None => config,
         };
         Ok(agent.insert(config.build().into()).clone())
     }
 
     /// Executes a transaction. The error says whether etcd may still execute it.
-    pub(super) fn carry_out(&self, transaction: &Transaction) -> Result<Stored, StoreFailure> {
-        let answer = self.ask("kv/txn", &encode(transaction)).map_err(StoreFailure::from)?;
-        decode(transaction, &answer).ok_or_else(malformed)
+    pub(super) fn execute(&self, transaction: &Transaction) -> Result<Stored, StoreFailure> {
+        let answer = self.send("kv/txn", &encode(transaction)).map_err(StoreFailure::from)?;
+        decode(transaction, &answer).ok_or_else(malformed_result)
     }
 
     /// Executes several independent transactions in one request.
-    pub(super) fn carry_out_all(&self, transactions: &[Transaction]) -> Vec<Result<Stored, StoreFailure>> {
-        let each = || transactions.iter().map(|transaction| self.carry_out(transaction)).collect();
+    pub(super) fn execute_all(&self, transactions: &[Transaction]) -> Vec<Result<Stored, StoreFailure>> {
+        let each = || transactions.iter().map(|transaction| self.execute(transaction)).collect();
         if transactions.len() == 1 {
             return each();
         }
         let steps: Vec<Value> =
             transactions.iter().map(|transaction| json!({ "request_txn": encode(transaction) })).collect();
-        match self.ask("kv/txn", &json!({ "success": steps })) {
+        match self.send("kv/txn", &json!({ "success": steps })) {
             Ok(answer) => decode_all(transactions, &answer),
-            // One of the transactions may be the cause.
-            Err(failure) if failure.is_done == Done::Refused => each(),
+            // A single transaction may have caused the refusal.
+            Err(failure) if failure.progress == Progress::Refused => each(),
             Err(failure) => vec![Err(failure.into()); transactions.len()],
         }
     }
@@ -177,8 +177,7 @@ impl Gateway {
         let step = Step::List { prefix: prefix.to_owned(), after: None, limit: MEMBERS_MAX };
         let transaction = Transaction { then: vec![step], ..Transaction::default() };
         let answer = self.read("kv/txn", &encode(&transaction)).map_err(|failure| failure.error)?;
-        let foreign = || EtcdError { fault: EtcdFault::Foreign, reason: NOT_UNDERSTOOD.to_owned() };
-        let stored = decode(&transaction, &answer).ok_or_else(foreign)?;
+        let stored = decode(&transaction, &answer).ok_or_else(malformed)?;
         Ok(stored.read.into_iter().next().unwrap_or_default())
     }
 
@@ -193,7 +192,7 @@ impl Gateway {
         let responses = answer["responses"].as_array().filter(|responses| responses.len() == prefixes.len());
         let revision = number(&answer["header"]["revision"]);
         let (Some(responses), Some(revision)) = (responses, revision) else {
-            return Err(EtcdError { fault: EtcdFault::Foreign, reason: NOT_UNDERSTOOD.to_owned() });
+            return Err(malformed());
         };
         let kvs = responses.iter().filter_map(|response| response["response_range"]["kvs"].as_array());
         Ok((kvs.flatten().filter_map(Entry::of).collect(), revision))
@@ -221,7 +220,7 @@ impl Gateway {
                 Some(answer) => Err(refusal(endpoint, &answer)),
                 None => {
                     let text = format!("{endpoint} answers {status}");
-                    Err(Failure::new(Done::Refused, EtcdFault::Foreign, text))
+                    Err(Failure::new(Progress::Refused, EtcdFault::Foreign, text))
                 }
             }
         });
@@ -237,14 +236,14 @@ impl Gateway {
         agent.take().into_iter().for_each(|agent| agent.shutdown());
     }
 
-    /// Keeps keys alive for `ttl` from now on, under a new lease if their lease has expired. If `is_again`, writes the
+    /// Keeps keys alive for `ttl` from now on, under a new lease if their lease has expired. If `rewrites`, writes the
     /// keys even if the lease is still alive.
-    pub(super) fn keep(
+    pub(super) fn keep_alive(
         &self,
         lease: Option<String>,
         pairs: &[(String, String)],
         ttl: Duration,
-        is_again: bool,
+        rewrites: bool,
     ) -> Option<String> {
         let kept = match lease {
             Some(id) => {
@@ -254,13 +253,13 @@ impl Gateway {
             None => None,
         };
         let id = match kept {
-            Some(id) if !is_again => return Some(id),
+            Some(id) if !rewrites => return Some(id),
             Some(id) => id,
             None => self.grant(ttl).ok()?,
         };
         for (key, value) in pairs {
-            let put = json!({ "key": text(key), "value": text(value), "lease": id });
-            self.ask("kv/put", &put).ok()?;
+            let put = json!({ "key": encode_text(key), "value": encode_text(value), "lease": id });
+            self.send("kv/put", &put).ok()?;
         }
         Some(id)
     }
@@ -268,20 +267,21 @@ impl Gateway {
     /// Creates a key that expires after `ttl`. If the key exists, returns its value instead. Overwrites a key without a
     /// lease, because an operator must have written it.
     pub(super) fn create(&self, key: &str, value: &str, ttl: Duration) -> Result<Option<String>, EtcdError> {
-        let (lease, encoded) = (self.grant(ttl)?, text(key));
+        let (lease, encoded) = (self.grant(ttl)?, encode_text(key));
         let create_if = |compare: Value| {
             let creation = json!({
                 "compare": [compare],
-                "success": [{ "request_put": { "key": encoded, "value": text(value), "lease": lease } }],
+                "success": [{ "request_put": { "key": encoded, "value": encode_text(value), "lease": lease } }],
                 "failure": [{ "request_range": { "key": encoded } }],
             });
-            let made = self.ask("kv/txn", &creation).map_err(|failure| failure.error)?;
+            let made = self.send("kv/txn", &creation).map_err(|failure| failure.error)?;
             let is_made = made["succeeded"].as_bool() == Some(true);
             Ok((!is_made).then(|| made["responses"][0]["response_range"]["kvs"][0].clone()))
         };
         let mut found = create_if(json!({ "key": encoded, "target": "CREATE", "create_revision": "0" }))?;
-        if let Some(by_hand) = found.as_ref().filter(|pair| number(&pair["lease"]).is_none_or(|id| id == 0)) {
-            let written_at = number(&by_hand["mod_revision"]).unwrap_or_default();
+        if let Some(unleased) = found.as_ref().filter(|pair| number(&pair["lease"]).is_none_or(|id| id == 0))
+        {
+            let written_at = number(&unleased["mod_revision"]).unwrap_or_default();
             tracing::warn!("overwriting key {key} in etcd: the key has no lease, so it was written by hand");
             found = create_if(
                 json!({ "key": encoded, "target": "MOD", "mod_revision": written_at.to_string() }),
@@ -289,31 +289,30 @@ impl Gateway {
         }
         let Some(found) = found else { return Ok(None) };
         self.revoke(Some(lease));
-        Ok(Some(plain(&found["value"]).unwrap_or_default()))
+        Ok(Some(decode_text(&found["value"]).unwrap_or_default()))
     }
 
     fn grant(&self, ttl: Duration) -> Result<String, EtcdError> {
-        let granted = self.ask("lease/grant", &json!({ "TTL": ttl.as_secs().to_string() }));
+        let granted = self.send("lease/grant", &json!({ "TTL": ttl.as_secs().to_string() }));
         let granted = granted.map_err(|failure| failure.error)?;
-        let foreign = || EtcdError { fault: EtcdFault::Foreign, reason: NOT_UNDERSTOOD.to_owned() };
-        Ok(granted["ID"].as_str().ok_or_else(foreign)?.to_owned())
+        Ok(granted["ID"].as_str().ok_or_else(malformed)?.to_owned())
     }
 
     /// Revokes the lease of a member's keys, so that etcd removes them.
     pub(super) fn revoke(&self, lease: Option<String>) {
         // If that fails, the lease expires by itself.
-        lease.into_iter().for_each(|id| drop(self.ask("lease/revoke", &json!({ "ID": id }))));
+        lease.into_iter().for_each(|id| drop(self.send("lease/revoke", &json!({ "ID": id }))));
     }
 
     /// Sends a request. Returns the answer, and the value of its `Date` header.
-    pub(super) fn ask_dated(&self, method: &str, body: &Value) -> Result<(Value, String), EtcdError> {
-        let answer = self.ask(method, body).map_err(|failure| failure.error)?;
+    pub(super) fn send_dated(&self, method: &str, body: &Value) -> Result<(Value, String), EtcdError> {
+        let answer = self.send(method, body).map_err(|failure| failure.error)?;
         let date = self.date.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok((answer, date))
     }
 
     /// Sends a request to the endpoint that answered last; tries other endpoints only if the request did not arrive.
-    fn ask(&self, method: &str, body: &Value) -> Result<Value, Failure> {
+    fn send(&self, method: &str, body: &Value) -> Result<Value, Failure> {
         self.try_each(false, || self.post(method, body, self.token_if_needed()?.as_deref()))
     }
 
@@ -322,32 +321,34 @@ impl Gateway {
         self.try_each(true, || self.post(method, body, self.token_if_needed()?.as_deref()))
     }
 
-    fn try_each<T>(&self, may_repeat: bool, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+    fn try_each<T>(&self, may_repeat: bool, attempt: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
         let mut last = None;
         let count = self.address.endpoints().len();
         for tried in 1..=count + 1 {
-            let failure = match ask() {
+            let failure = match attempt() {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
             if matches!(failure.error.fault, EtcdFault::Certificate | EtcdFault::Foreign) {
                 *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = None;
             }
-            match failure.is_done {
-                Done::NotSent => drop(self.at.fetch_add(1, Ordering::Relaxed)),
-                Done::Stranger => *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None,
-                // An endpoint that hangs is not asked again if there is another.
-                Done::Unknown if failure.error.fault == EtcdFault::Unreachable => {
-                    self.at.fetch_add(1, Ordering::Relaxed);
+            match failure.progress {
+                Progress::NotSent => drop(self.endpoint.fetch_add(1, Ordering::Relaxed)),
+                Progress::Unauthenticated => {
+                    *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None
+                }
+                // If there is another endpoint, an endpoint that hangs gets no further request.
+                Progress::Unknown if failure.error.fault == EtcdFault::Unreachable => {
+                    self.endpoint.fetch_add(1, Ordering::Relaxed);
                     if !may_repeat || tried >= count {
                         return Err(failure);
                     }
                 }
-                Done::Refused | Done::Unknown => return Err(failure),
+                Progress::Refused | Progress::Unknown => return Err(failure),
             }
             last = Some(failure);
         }
-        Err(last.expect("it is asked at least once"))
+        Err(last.expect("there is at least one attempt"))
     }
 
     fn token_if_needed(&self) -> Result<Option<String>, Failure> {
@@ -359,17 +360,17 @@ impl Gateway {
         if let Some(token) = &*token {
             return Ok(token.clone());
         }
-        let password = password(user).map_err(Failure::before)?;
+        let password = password(user).map_err(Failure::not_sent)?;
         let answer =
             self.post("auth/authenticate", &json!({ "name": user.name, "password": password }), None);
         // Nothing else has been sent yet.
         let refused = |failure: Failure| match failure.error.fault {
-            EtcdFault::Unreachable => Failure { is_done: Done::NotSent, ..failure },
-            _ if failure.is_done == Done::NotSent => failure,
-            _ => Failure::before(failure.error),
+            EtcdFault::Unreachable => Failure { progress: Progress::NotSent, ..failure },
+            _ if failure.progress == Progress::NotSent => failure,
+            _ => Failure::not_sent(failure.error),
         };
         let answer = answer.map_err(refused)?;
-        let none = || Failure::new(Done::Refused, EtcdFault::Foreign, "it returned no token".to_owned());
+        let none = || Failure::new(Progress::Refused, EtcdFault::Foreign, "it returned no token".to_owned());
         let given = answer["token"].as_str().ok_or_else(none)?;
         Ok(token.insert(given.to_owned()).clone())
     }
@@ -377,7 +378,7 @@ impl Gateway {
     /// Returns a request to the current endpoint, without its body.
     fn request(&self, method: &str, token: Option<&str>) -> Result<(&str, Request), Failure> {
         let endpoints = self.address.endpoints();
-        let endpoint = &endpoints[self.at.load(Ordering::Relaxed) % endpoints.len()];
+        let endpoint = &endpoints[self.endpoint.load(Ordering::Relaxed) % endpoints.len()];
         let scheme = if self.address.tls().is_some() { "https" } else { "http" };
         let mut request = self.agent()?.post(format!("{scheme}://{endpoint}/v3/{method}"));
         if let Some(token) = token {
@@ -398,10 +399,10 @@ impl Gateway {
         let text = text.map_err(|error| self.failure_of(endpoint, error))?;
         let foreign = |_| {
             // A server without this interface has done nothing.
-            let is_done = if status.is_client_error() { Done::Refused } else { Done::Unknown };
+            let progress = if status.is_client_error() { Progress::Refused } else { Progress::Unknown };
             let line = text.trim().lines().next().unwrap_or_default();
             let text = format!("{endpoint} answers {status}: {}", line.chars().take(120).collect::<String>());
-            Failure::new(is_done, EtcdFault::Foreign, text)
+            Failure::new(progress, EtcdFault::Foreign, text)
         };
         let answer: Value = serde_json::from_str(&text).map_err(foreign)?;
         match status.is_success() {
@@ -426,46 +427,46 @@ impl Gateway {
             ureq::Error::HostNotFound
             | ureq::Error::ConnectionFailed
             | ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
-                Failure::new(Done::NotSent, EtcdFault::Unreachable, text)
+                Failure::new(Progress::NotSent, EtcdFault::Unreachable, text)
             }
             ureq::Error::Rustls(error) => tls_failure(endpoint, &error),
             ureq::Error::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref()) {
                 Some(error) => tls_failure(endpoint, error),
-                None if error.kind() == ErrorKind::ConnectionRefused || is_lookup(&error) => {
-                    Failure::new(Done::NotSent, EtcdFault::Unreachable, text)
+                None if error.kind() == ErrorKind::ConnectionRefused || is_lookup_failure(&error) => {
+                    Failure::new(Progress::NotSent, EtcdFault::Unreachable, text)
                 }
-                None if is_end(error.kind()) => self.ended(endpoint, text),
-                None => Failure::new(Done::Unknown, EtcdFault::Unreachable, text),
+                None if is_disconnect(error.kind()) => self.disconnect_failure(endpoint, text),
+                None => Failure::new(Progress::Unknown, EtcdFault::Unreachable, text),
             },
             ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_) => {
-                Failure::new(Done::Unknown, EtcdFault::Foreign, text)
+                Failure::new(Progress::Unknown, EtcdFault::Foreign, text)
             }
-            _ => Failure::new(Done::Unknown, EtcdFault::Unreachable, text),
+            _ => Failure::new(Progress::Unknown, EtcdFault::Unreachable, text),
         }
     }
 
     /// Returns the failure of a connection that ended while in use; finds the server's reason if it concerns
     /// certificates.
-    fn ended(&self, endpoint: &str, mut text: String) -> Failure {
+    fn disconnect_failure(&self, endpoint: &str, mut text: String) -> Failure {
         let reason = self.address.tls().and_then(|files| tls::end_reason(files, endpoint, CONNECT_TIMEOUT));
         if let Some(error) = reason {
             // An earlier connection may have been reused, and its request executed.
-            return Failure { is_done: Done::Unknown, ..tls_failure(endpoint, &error) };
+            return Failure { progress: Progress::Unknown, ..tls_failure(endpoint, &error) };
         }
         text += match self.address.tls() {
             Some(_) => " (an etcd without TLS ends connections in this way; leave out ca)",
             None => " (an etcd that needs TLS ends connections in this way; add ?ca=FILE to its address)",
         };
-        Failure::new(Done::Unknown, EtcdFault::Unreachable, text)
+        Failure::new(Progress::Unknown, EtcdFault::Unreachable, text)
     }
 }
 
 /// Returns true if a host name has no address. The standard library reports this only in the error's text.
-fn is_lookup(error: &std::io::Error) -> bool {
+fn is_lookup_failure(error: &std::io::Error) -> bool {
     error.to_string().starts_with("failed to lookup address information")
 }
 
-fn is_end(kind: std::io::ErrorKind) -> bool {
+fn is_disconnect(kind: std::io::ErrorKind) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
@@ -474,10 +475,11 @@ fn password(user: &User) -> Result<String, EtcdError> {
     match &user.password {
         Password::Plain(password) => Ok(password.clone()),
         Password::File(file) => {
-            let text = String::from_utf8(tls::read(file)?).map_err(|_| tls::bad(file, "it is not text"))?;
+            let text =
+                String::from_utf8(tls::read(file)?).map_err(|_| tls::file_error(file, "it is not text"))?;
             match text.lines().next() {
                 Some(line) if !line.is_empty() => Ok(line.to_owned()),
-                _ => Err(tls::bad(file, "its first line is empty; it must be the password")),
+                _ => Err(tls::file_error(file, "its first line is empty; it must be the password")),
             }
         }
     }
@@ -491,10 +493,10 @@ fn tls_failure(endpoint: &str, error: &rustls::Error) -> Failure {
         rustls::Error::InvalidCertificate(_)
         | rustls::Error::AlertReceived(_)
         | rustls::Error::NoCertificatesPresented
-        | rustls::Error::UnsupportedNameType => Failure::new(Done::NotSent, EtcdFault::Certificate, text),
+        | rustls::Error::UnsupportedNameType => Failure::new(Progress::NotSent, EtcdFault::Certificate, text),
         // Not TLS.
-        rustls::Error::InvalidMessage(_) => Failure::new(Done::NotSent, EtcdFault::Foreign, text),
-        _ => Failure::new(Done::Unknown, EtcdFault::Certificate, text),
+        rustls::Error::InvalidMessage(_) => Failure::new(Progress::NotSent, EtcdFault::Foreign, text),
+        _ => Failure::new(Progress::Unknown, EtcdFault::Certificate, text),
     }
 }
 
@@ -503,24 +505,24 @@ fn refusal(endpoint: &str, answer: &Value) -> Failure {
     let reason =
         answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("an error without a message");
     let is = |known: &[&str]| known.iter().any(|known| reason.contains(known));
-    let (is_done, fault) = match () {
+    let (progress, fault) = match () {
         () if is(&["invalid auth token", "revision of auth store is old"]) => {
-            (Done::Stranger, EtcdFault::User)
+            (Progress::Unauthenticated, EtcdFault::User)
         }
         () if is(&["permission denied", "user name is empty", "authentication"]) => {
-            (Done::Refused, EtcdFault::User)
+            (Progress::Refused, EtcdFault::User)
         }
-        () if is(&["space exceeded"]) => (Done::Refused, EtcdFault::Full),
-        () => (Done::Unknown, EtcdFault::Unreachable),
+        () if is(&["space exceeded"]) => (Progress::Refused, EtcdFault::Full),
+        () => (Progress::Unknown, EtcdFault::Unreachable),
     };
-    Failure::new(is_done, fault, format!("{endpoint}: {reason}"))
+    Failure::new(progress, fault, format!("{endpoint}: {reason}"))
 }
 
-fn text(text: &str) -> String {
+fn encode_text(text: &str) -> String {
     STANDARD.encode(text)
 }
 
-fn plain(encoded: &Value) -> Option<String> {
+fn decode_text(encoded: &Value) -> Option<String> {
     String::from_utf8(STANDARD.decode(encoded.as_str().unwrap_or_default()).ok()?).ok()
 }
 
@@ -541,28 +543,30 @@ fn encode(transaction: &Transaction) -> Value {
 fn compare(compare: &Compare) -> Value {
     match compare {
         Compare::Absent(key) => {
-            json!({ "key": text(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0" })
+            json!({ "key": encode_text(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0" })
         }
         Compare::Present(key) => {
-            json!({ "key": text(key), "target": "CREATE", "result": "GREATER", "create_revision": "0" })
+            json!({ "key": encode_text(key), "target": "CREATE", "result": "GREATER", "create_revision": "0" })
         }
         Compare::WrittenAt(key, at) => {
-            json!({ "key": text(key), "target": "MOD", "result": "EQUAL", "mod_revision": at.to_string() })
+            json!({ "key": encode_text(key), "target": "MOD", "result": "EQUAL", "mod_revision": at.to_string() })
         }
         Compare::Holds(key, value) => {
-            json!({ "key": text(key), "target": "VALUE", "result": "EQUAL", "value": text(value) })
+            json!({ "key": encode_text(key), "target": "VALUE", "result": "EQUAL", "value": encode_text(value) })
         }
     }
 }
 
 fn step(step: &Step) -> Value {
     match step {
-        Step::Put(key, value) => json!({ "request_put": { "key": text(key), "value": text(value) } }),
-        Step::Delete(key) => json!({ "request_delete_range": { "key": text(key) } }),
-        Step::Get(key) => json!({ "request_range": { "key": text(key) } }),
+        Step::Put(key, value) => {
+            json!({ "request_put": { "key": encode_text(key), "value": encode_text(value) } })
+        }
+        Step::Delete(key) => json!({ "request_delete_range": { "key": encode_text(key) } }),
+        Step::Get(key) => json!({ "request_range": { "key": encode_text(key) } }),
         Step::List { prefix, after, limit } => {
             let (from, end) = range_of(prefix);
-            let from = after.as_ref().map_or(from, |after| text(&format!("{after}\0")));
+            let from = after.as_ref().map_or(from, |after| encode_text(&format!("{after}\0")));
             json!({ "request_range": { "key": from, "range_end": end, "limit": limit.to_string() } })
         }
     }
@@ -575,22 +579,27 @@ pub(super) fn range_of(prefix: &str) -> (String, String) {
         Some(rest) => format!("{rest}0"),
         None => format!("{prefix}\u{10ffff}"),
     };
-    (text(prefix), text(&end))
+    (encode_text(prefix), encode_text(&end))
 }
 
 impl From<Failure> for StoreFailure {
     fn from(failure: Failure) -> StoreFailure {
         StoreFailure {
-            may_be_done: failure.is_done == Done::Unknown,
+            may_be_done: failure.progress == Progress::Unknown,
             is_full: failure.error.fault == EtcdFault::Full,
             reason: failure.error.to_string(),
         }
     }
 }
 
-/// Returns the failure for a malformed answer.
-fn malformed() -> StoreFailure {
-    StoreFailure { may_be_done: true, is_full: false, reason: NOT_UNDERSTOOD.to_owned() }
+/// Returns the error for a malformed answer.
+fn malformed() -> EtcdError {
+    EtcdError { fault: EtcdFault::Foreign, reason: MALFORMED.to_owned() }
+}
+
+/// Returns the failure of a transaction whose result is malformed. etcd may have executed it.
+fn malformed_result() -> StoreFailure {
+    StoreFailure { may_be_done: true, is_full: false, reason: MALFORMED.to_owned() }
 }
 
 /// Decodes the results of all transactions of a request.
@@ -598,11 +607,11 @@ fn decode_all(transactions: &[Transaction], answer: &Value) -> Vec<Result<Stored
     let decode_one = |(index, transaction): (usize, &Transaction)| {
         let mut inner = answer["responses"][index]["response_txn"].clone();
         if !inner.is_object() {
-            return Err(malformed());
+            return Err(malformed_result());
         }
         // Only the whole answer has the cluster and the revision.
         inner["header"] = answer["header"].clone();
-        decode(transaction, &inner).ok_or_else(malformed)
+        decode(transaction, &inner).ok_or_else(malformed_result)
     };
     transactions.iter().enumerate().map(decode_one).collect()
 }
@@ -653,7 +662,7 @@ mod tests {
     fn batched_results_are_matched_to_transactions() {
         let get = |key: &str| Transaction { then: vec![Step::Get(key.to_owned())], ..Transaction::default() };
         let inner = |value: &str| {
-            let kvs = json!([{ "key": text("k"), "value": text(value), "mod_revision": "4" }]);
+            let kvs = json!([{ "key": encode_text("k"), "value": encode_text(value), "mod_revision": "4" }]);
             json!({ "response_txn": { "succeeded": true, "responses": [{ "response_range": { "kvs": kvs } }] } })
         };
         let answer = json!({
@@ -674,7 +683,7 @@ mod tests {
             "header": { "cluster_id": "14841639068965178418", "revision": "5", "raft_term": "2" },
             "succeeded": true,
             "responses": [{ "response_range": { "kvs": [
-                { "key": text("k"), "value": text("v"), "mod_revision": "4", "create_revision": "4" },
+                { "key": encode_text("k"), "value": encode_text("v"), "mod_revision": "4", "create_revision": "4" },
             ], "count": "1" } }],
         });
         let stored = decode(&get, &answer).unwrap();
@@ -683,7 +692,7 @@ mod tests {
         let kvs = &mut answer["responses"][0]["response_range"]["kvs"];
         kvs.as_array_mut().unwrap().push(json!({ "key": STANDARD.encode(b"k\xff"), "value": STANDARD.encode(b"\xff"), "mod_revision": "5" }));
         let foreign = Pair { key: "k\u{fffd}".to_owned(), value: "\u{fffd}".to_owned(), written_at: 5 };
-        assert_eq!(decode(&get, &answer).unwrap().read[0][1], foreign, "what is no text hides nothing else");
+        assert_eq!(decode(&get, &answer).unwrap().read[0][1], foreign, "other keys stay visible");
         for wrong in [json!({}), json!([]), json!({ "header": answer["header"], "succeeded": true })] {
             assert_eq!(decode(&get, &wrong), None, "{wrong}");
         }

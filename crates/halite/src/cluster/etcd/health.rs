@@ -37,9 +37,9 @@ impl EtcdAddress {
 
     fn health(&self) -> Result<EtcdHealth, EtcdError> {
         let gateway = Gateway::new(self);
-        let (status, date) = gateway.ask_dated("maintenance/status", &json!({}))?;
+        let (status, date) = gateway.send_dated("maintenance/status", &json!({}))?;
         // The user may lack the right to read alarms.
-        let alarms = gateway.ask_dated("maintenance/alarm", &json!({ "action": "GET" }));
+        let alarms = gateway.send_dated("maintenance/alarm", &json!({ "action": "GET" }));
         let alarms = alarms.map(|(answer, _)| answer).unwrap_or_default();
         let alarms = alarms["alarms"].as_array().cloned().unwrap_or_default();
         let number = |name: &str| status[name].as_str().and_then(|text| text.parse().ok()).unwrap_or(0);

@@ -22,20 +22,20 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub(super) fn config(files: &TlsFiles) -> Result<TlsConfig, EtcdError> {
     // Finds a key of another certificate here, because `ureq` does not check.
     client_config(files)?;
-    let shown = |all: Vec<CertificateDer<'static>>| -> Vec<Certificate<'static>> {
+    let to_certificates = |all: Vec<CertificateDer<'static>>| -> Vec<Certificate<'static>> {
         all.iter().map(|der| Certificate::from_der(der).to_owned()).collect()
     };
     let own = match &files.own {
         Some((cert, key)) => {
             let private = PrivateKey::from_pem(&read(key)?).map_err(|_| no_key(key))?;
-            Some(ClientCert::new_with_certs(&shown(certificates(cert)?), private))
+            Some(ClientCert::new_with_certs(&to_certificates(certificates(cert)?), private))
         }
         None => None,
     };
     Ok(TlsConfig::builder()
         .provider(TlsProvider::Rustls)
         .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
-        .root_certs(RootCerts::new_with_certs(&shown(certificates(&files.ca)?)))
+        .root_certs(RootCerts::new_with_certs(&to_certificates(certificates(&files.ca)?)))
         .client_cert(own)
         .build())
 }
@@ -74,8 +74,8 @@ fn client_config(files: &TlsFiles) -> Result<ClientConfig, EtcdError> {
     let builder = builder.with_root_certificates(roots);
     let Some((cert, key)) = &files.own else { return Ok(builder.with_no_client_auth()) };
     let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|_| no_key(key))?;
-    let not_its = |error| bad(key, &format!("it is not the key of {}: {error}", cert.display()));
-    builder.with_client_auth_cert(certificates(cert)?, private).map_err(not_its)
+    let wrong_key = |error| file_error(key, &format!("it is not the key of {}: {error}", cert.display()));
+    builder.with_client_auth_cert(certificates(cert)?, private).map_err(wrong_key)
 }
 
 /// Reads a file, but at most `FILE_BYTES_MAX` bytes; no valid file is longer.
@@ -85,11 +85,11 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, EtcdError> {
     let read = std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
     match read {
         Ok(_) => Ok(bytes),
-        Err(error) => Err(bad(path, &error.to_string())),
+        Err(error) => Err(file_error(path, &error.to_string())),
     }
 }
 
-pub(super) fn bad(path: &Path, why: &str) -> EtcdError {
+pub(super) fn file_error(path: &Path, why: &str) -> EtcdError {
     EtcdError { fault: EtcdFault::File, reason: format!("{}: {why}", path.display()) }
 }
 
@@ -98,10 +98,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, EtcdError> 
     let all: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match all {
         Ok(all) if !all.is_empty() => Ok(all),
-        _ => Err(bad(path, "it holds no certificate in PEM format")),
+        _ => Err(file_error(path, "it holds no certificate in PEM format")),
     }
 }
 
 fn no_key(path: &Path) -> EtcdError {
-    bad(path, "it holds no unencrypted private key in PEM format")
+    file_error(path, "it holds no unencrypted private key in PEM format")
 }

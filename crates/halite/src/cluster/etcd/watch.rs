@@ -49,12 +49,12 @@ pub(super) struct Watch {
 
 /// The node that a watch reports to, and the settings of the watch.
 pub(super) struct Listener {
-    pub(super) of: Announcement,
+    pub(super) own: Announcement,
     /// Asks for a rewrite of the node's own entries, if it has any.
-    pub(super) again: Option<RewriteEntries>,
+    pub(super) rewrite: Option<RewriteEntries>,
     pub(super) deliver: Arc<Deliver>,
     /// Delay before the watch starts, because a short-lived process needs no watch.
-    pub(super) after: Duration,
+    pub(super) delay: Duration,
 }
 
 impl Watch {
@@ -74,7 +74,7 @@ impl Drop for Watch {
 }
 
 /// Reason why a watch has ended.
-enum Over {
+enum WatchEnd {
     /// The node no longer exists.
     NodeGone,
     /// The watch failed; it reads all keys again after a pause.
@@ -83,9 +83,9 @@ enum Over {
     Compacted,
 }
 
-impl From<EtcdError> for Over {
-    fn from(error: EtcdError) -> Over {
-        Over::Broken(error)
+impl From<EtcdError> for WatchEnd {
+    fn from(error: EtcdError) -> WatchEnd {
+        WatchEnd::Broken(error)
     }
 }
 
@@ -111,15 +111,15 @@ impl Watcher {
 
     fn run(&mut self) {
         let mut failures = 0;
-        let mut pause = self.listener.after;
+        let mut pause = self.listener.delay;
         while self.ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
             pause = match self.listen(&mut failures) {
-                Over::NodeGone => return,
-                Over::Compacted => {
+                WatchEnd::NodeGone => return,
+                WatchEnd::Compacted => {
                     tracing::info!("etcd has compacted the history of members; reading all of them again");
                     Duration::ZERO
                 }
-                Over::Broken(error) => {
+                WatchEnd::Broken(error) => {
                     failures += 1;
                     tracing::debug!("cannot watch the members in etcd: {error}");
                     pause_after(failures)
@@ -129,14 +129,14 @@ impl Watcher {
     }
 
     /// Reads all keys, then watches changes until the watch ends.
-    fn listen(&mut self, failures: &mut u32) -> Over {
+    fn listen(&mut self, failures: &mut u32) -> WatchEnd {
         let mut known = match self.list() {
             Ok(revision) => vec![revision; self.prefixes().len()],
-            Err(over) => return over,
+            Err(end) => return end,
         };
         loop {
-            if let Err(over) = self.watch_from(&mut known, failures) {
-                return over;
+            if let Err(end) = self.watch_from(&mut known, failures) {
+                return end;
             }
         }
     }
@@ -144,17 +144,17 @@ impl Watcher {
     /// Returns the prefixes to watch: that of members if this node has other hosts, and that of places if this node has
     /// entries.
     fn prefixes(&self) -> Vec<String> {
-        let members = self.listener.of.hosts.as_ref().map(|_| self.members.clone());
-        members.into_iter().chain(self.listener.again.as_ref().map(|_| self.places.clone())).collect()
+        let members = self.listener.own.hosts.as_ref().map(|_| self.members.clone());
+        members.into_iter().chain(self.listener.rewrite.as_ref().map(|_| self.places.clone())).collect()
     }
 
     /// Reads all keys. Returns etcd's revision at that time.
-    fn list(&mut self) -> Result<u64, Over> {
+    fn list(&mut self) -> Result<u64, WatchEnd> {
         let (entries, revision) = self.gateway.entries(&self.prefixes())?;
         let mut all = BTreeMap::new();
         let mut own = 0;
         for entry in entries {
-            match self.meaning(&entry) {
+            match self.interpret(&entry) {
                 Meaning::Own { is_ours } => {
                     own += 1;
                     if !is_ours {
@@ -168,14 +168,14 @@ impl Watcher {
         if own < self.prefixes().len() {
             self.request_rewrite();
         }
-        if self.listener.of.hosts.is_some() {
+        if self.listener.own.hosts.is_some() {
             self.deliver(Listing::All(all))?;
         }
         Ok(revision)
     }
 
     /// Watches each prefix from the revision after the known one, until a failure or a silence of `quiet`.
-    fn watch_from(&mut self, known: &mut [u64], failures: &mut u32) -> Result<(), Over> {
+    fn watch_from(&mut self, known: &mut [u64], failures: &mut u32) -> Result<(), WatchEnd> {
         let prefixes = self.prefixes();
         let requests = prefixes.iter().zip(known.iter()).enumerate().map(|(index, (prefix, known))| {
             let (from, to) = range_of(prefix);
@@ -188,9 +188,9 @@ impl Watcher {
             if answer["canceled"].as_bool() == Some(true) {
                 return Err(canceled(&answer));
             }
-            let at = number(&answer["header"]["revision"]).ok_or_else(not_understood)?;
+            let at = number(&answer["header"]["revision"]).ok_or_else(malformed)?;
             let id = number(&answer["watch_id"]).and_then(|id| usize::try_from(id).ok());
-            let known = id.and_then(|id| known.get_mut(id.checked_sub(1)?)).ok_or_else(not_understood)?;
+            let known = id.and_then(|id| known.get_mut(id.checked_sub(1)?)).ok_or_else(malformed)?;
             if at < *known {
                 return Err(failed("it was restored to an earlier state"));
             }
@@ -206,11 +206,11 @@ impl Watcher {
         Ok(())
     }
 
-    fn handle_event(&mut self, event: &Value) -> Result<(), Over> {
-        let is_gone = event["type"].as_str() == Some("DELETE");
+    fn handle_event(&mut self, event: &Value) -> Result<(), WatchEnd> {
+        let is_deleted = event["type"].as_str() == Some("DELETE");
         let Some(entry) = Entry::of(&event["kv"]) else { return Ok(()) };
-        let entry = if is_gone { Entry { value: None, ..entry } } else { entry };
-        match self.meaning(&entry) {
+        let entry = if is_deleted { Entry { value: None, ..entry } } else { entry };
+        match self.interpret(&entry) {
             Meaning::Own { is_ours: true } | Meaning::None => Ok(()),
             Meaning::Own { is_ours: false } => {
                 self.repair_own(&entry);
@@ -221,16 +221,16 @@ impl Watcher {
     }
 
     /// Interprets a key and its value; logs a malformed key or value.
-    fn meaning(&mut self, entry: &Entry) -> Meaning {
-        let of = &self.listener.of;
+    fn interpret(&mut self, entry: &Entry) -> Meaning {
+        let own = &self.listener.own;
         let is_member = entry.key.starts_with(&self.members);
         let heading = if is_member { &self.members } else { &self.places };
         let Some(node) = entry.key.strip_prefix(heading).and_then(number_of_member) else {
             self.log_malformed(entry, "it names no permanent node");
             return Meaning::None;
         };
-        if node == of.node {
-            let ours = if is_member { of.hosts.as_ref() } else { Some(&of.place) };
+        if node == own.node {
+            let ours = if is_member { own.hosts.as_ref() } else { Some(&own.place) };
             return Meaning::Own { is_ours: entry.value.is_some() && entry.value.as_ref() == ours };
         }
         let Some(value) = &entry.value else {
@@ -238,8 +238,8 @@ impl Watcher {
             return if is_member { Meaning::Member(Listing::Gone(node)) } else { Meaning::None };
         };
         if !is_member {
-            if *value != of.place {
-                let text = "it belongs to a node of another cluster, which would take this cluster's nodes for its own earlier ones; give each cluster its own prefix";
+            if *value != own.place {
+                let text = "it belongs to a node of another cluster, which could mistake this cluster's nodes for earlier incarnations of its own; give each cluster its own prefix";
                 self.log_malformed(entry, text);
             }
             return Meaning::None;
@@ -258,28 +258,28 @@ impl Watcher {
                 entry,
                 "another node has this node's number; give each cluster its own prefix",
             ),
-            // It was changed by hand.
+            // The entry was changed by hand.
             _ => self.request_rewrite(),
         }
     }
 
     fn request_rewrite(&self) {
-        self.listener.again.iter().for_each(RewriteEntries::request_rewrite);
+        self.listener.rewrite.iter().for_each(RewriteEntries::request_rewrite);
     }
 
     /// Logs a malformed key once.
     fn log_malformed(&mut self, entry: &Entry, what: &str) {
         // Bounds the log if keys keep being written.
-        let is_news = self.logged.len() < LOGGED_MAX && self.logged.insert(entry.key.clone());
-        if is_news {
+        let is_new = self.logged.len() < LOGGED_MAX && self.logged.insert(entry.key.clone());
+        if is_new {
             tracing::warn!("ignoring the key {:?} in etcd: {what}", entry.key);
         }
     }
 
-    fn deliver(&self, listing: Listing) -> Result<(), Over> {
+    fn deliver(&self, listing: Listing) -> Result<(), WatchEnd> {
         match (self.listener.deliver)(EtcdMessage::Listing(listing)) {
             true => Ok(()),
-            false => Err(Over::NodeGone),
+            false => Err(WatchEnd::NodeGone),
         }
     }
 }
@@ -295,7 +295,7 @@ enum Meaning {
 }
 
 /// Waits for the next answer; returns `None` after a silence of `quiet`.
-fn next(answers: &mut Answers) -> Result<Option<Value>, Over> {
+fn next(answers: &mut Answers) -> Result<Option<Value>, WatchEnd> {
     let Some(mut answer) = answers.next()? else { return Ok(None) };
     match answer.get_mut("result") {
         Some(result) => Ok(Some(result.take())),
@@ -306,18 +306,18 @@ fn next(answers: &mut Answers) -> Result<Option<Value>, Over> {
     }
 }
 
-fn canceled(answer: &Value) -> Over {
+fn canceled(answer: &Value) -> WatchEnd {
     match number(&answer["compact_revision"]) {
-        Some(1..) => Over::Compacted,
+        Some(1..) => WatchEnd::Compacted,
         _ => failed(answer["cancel_reason"].as_str().unwrap_or("it ended the watch without a reason")),
     }
 }
 
-fn failed(reason: &str) -> Over {
-    Over::Broken(EtcdError { fault: EtcdFault::Unreachable, reason: reason.to_owned() })
+fn failed(reason: &str) -> WatchEnd {
+    WatchEnd::Broken(EtcdError { fault: EtcdFault::Unreachable, reason: reason.to_owned() })
 }
 
-fn not_understood() -> Over {
+fn malformed() -> WatchEnd {
     failed("its answer about members is malformed")
 }
 
@@ -340,8 +340,8 @@ pub(super) fn is_hosts(text: &str) -> bool {
 fn pause_after(failures: u32) -> Duration {
     let whole = PAUSE_MAX.min(PAUSE_MIN * 2_u32.pow(failures.saturating_sub(1).min(6)));
     // A random number: each instance has its own hash keys.
-    let chance = RandomState::new().hash_one(failures) % 1024;
-    whole / 2 + whole * chance as u32 / 2048
+    let random = RandomState::new().hash_one(failures) % 1024;
+    whole / 2 + whole * random as u32 / 2048
 }
 
 #[cfg(test)]

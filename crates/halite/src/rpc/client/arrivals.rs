@@ -7,7 +7,7 @@ use halite_tier::rpc::{Arrival, AtomicAnswer, ReplySlots, SlotId, Target, Violat
 
 use super::Client;
 use super::slots::SlotResources;
-use crate::posted::Ended;
+use crate::posted::OperationResult;
 use crate::rpc::Rpc;
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
@@ -63,7 +63,7 @@ impl Rpc {
         match AtomicAnswer::parse(bytes) {
             Ok(AtomicAnswer { id, old }) => {
                 let status = if old.is_some() { Status::Success } else { Status::RemoteAccess };
-                self.poster.posted.answer(peer, id, Ended { status, old: old.unwrap_or(0) }, wakes);
+                self.poster.posted.answer(peer, id, OperationResult { status, old: old.unwrap_or(0) }, wakes);
             }
             Err(_) => self.poster.enforce(peer, Err(Violation("an answer to an atomic is malformed"))),
         }
@@ -152,13 +152,13 @@ mod loom_tests {
     #[test]
     fn loom_sleeping_caller_is_woken() {
         with_reply(|node, slot| {
-            let look = loom::future::block_on(std::future::poll_fn(|context| {
+            let state = loom::future::block_on(std::future::poll_fn(|context| {
                 match node.slots.lock().unwrap().wait(slot, 0, &mut Some(context.waker().clone())) {
                     ReplyState::Waiting => Poll::Pending,
-                    look => Poll::Ready(look),
+                    state => Poll::Ready(state),
                 }
             }));
-            assert_eq!(look, ReplyState::Replied);
+            assert_eq!(state, ReplyState::Replied);
             node.slots.lock().unwrap().free(slot);
         });
     }

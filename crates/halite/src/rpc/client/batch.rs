@@ -46,7 +46,7 @@ impl Rpc {
         inputs: &[&[u8]],
     ) -> Vec<SlotId> {
         let Target::Peer(peer) = link.target else { return Vec::new() };
-        let count = inputs.iter().take_while(|input| goes_in_batch(link, request, input)).count();
+        let count = inputs.iter().take_while(|input| fits_batch(link, request, input)).count();
         let mut slots = self.open_slots(Target::Peer(peer), request, count);
         let before = outbound.ring.clone();
         let (mut writes, mut places) = (Writes::new(slots.len()), Vec::with_capacity(slots.len()));
@@ -97,7 +97,7 @@ impl Rpc {
     }
 }
 
-fn goes_in_batch(link: &Link, request: &Request<'_>, input: &[u8]) -> bool {
+fn fits_batch(link: &Link, request: &Request<'_>, input: &[u8]) -> bool {
     let len = REQUEST_HEADER_BYTES_MAX + request.principal.0.len() + input.len();
     len <= PART_BYTES_MAX.min(link.inline_bytes_max)
 }

@@ -53,7 +53,7 @@ impl Client {
             let mut slots = lock(&self.slots);
             for _ in 0..BORROWED.0.min(BORROWED.1.saturating_sub(lines.slots.len())) {
                 let Some(slot) = slots.lend(link.target) else { break };
-                // It may have been lent to this link before.
+                // The slot may have been lent to this link before.
                 lines.slots.retain(|known| *known != slot.index);
                 lines.slots.push(slot.index);
                 self.reply_lines.lend(slot, lines.borrower);
@@ -99,8 +99,8 @@ mod tests {
     use crate::rpc::shared::{Poster, Row};
 
     #[test]
-    fn serial_requests_reuse_a_line_and_parallel_ones_rotate() {
-        // No peer connects through the fabric, so its directory may go.
+    fn serial_requests_reuse_one_slot() {
+        // No peer connects through the fabric, so its directory may be removed.
         let dir = crate::runtime::scratch();
         let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
         let client = Client::new(&Poster::new(fabric, Arc::new(InFlight::new(1)))).unwrap();
@@ -116,8 +116,8 @@ mod tests {
         free(0, 0);
         assert_eq!([(); 3].map(|()| take(&mut lines)), [Some(0), Some(1), Some(2)]);
         free(1, 0);
-        assert_eq!(take(&mut lines), Some(3), "not the one that it looked past");
-        assert_eq!(take(&mut lines), Some(1), "and then from the front");
+        assert_eq!(take(&mut lines), Some(3), "the search continues behind the last slot");
+        assert_eq!(take(&mut lines), Some(1), "the search continues at the front");
         assert_eq!(take(&mut lines), None);
         // A slot that the table has taken back is dropped, and the others are found.
         client.reply_lines.hand_back(SlotId { index: 2, generation: 0 });

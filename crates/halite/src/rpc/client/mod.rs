@@ -34,14 +34,14 @@ use super::shared::{Block, Link, Poster};
 use crate::runtime::locks::{lock, ranked};
 use crate::runtime::wait::Wakes;
 
-pub(crate) use self::reply::{Into, Lent, Reply};
+pub(crate) use self::reply::{LentReply, Reply, ReplyBuffer};
 pub(crate) use self::request::{NotPosted, Posted, Request};
 pub(super) use self::slots::{DEFAULT_SLOT_BYTES, DEFAULT_SLOTS};
 
 ranked! {
     ReplySlots<SlotResources> => Slots;
     Vec<(u16, u32)> => Orphans;
-    Vec<Principal> => HeldBack;
+    Vec<Principal> => Deferred;
 }
 
 pub(crate) struct Client {

@@ -31,21 +31,21 @@ impl Reply {
 }
 
 /// The memory to which a reply's bytes go.
-pub(crate) enum Into<'a> {
+pub(crate) enum ReplyBuffer<'a> {
     /// A buffer that grows to the length of the reply.
     Vec(&'a mut Vec<u8>),
     Slice(&'a mut [u8]),
     /// The caller reads the bytes in place, if possible.
-    Lent(&'a mut Lent),
+    Lent(&'a mut LentReply),
 }
 
-impl Into<'_> {
+impl ReplyBuffer<'_> {
     #[inline]
-    pub(crate) fn reborrow(&mut self) -> Into<'_> {
+    pub(crate) fn reborrow(&mut self) -> ReplyBuffer<'_> {
         match self {
-            Into::Vec(bytes) => Into::Vec(bytes),
-            Into::Slice(bytes) => Into::Slice(bytes),
-            Into::Lent(lent) => Into::Lent(lent),
+            ReplyBuffer::Vec(bytes) => ReplyBuffer::Vec(bytes),
+            ReplyBuffer::Slice(bytes) => ReplyBuffer::Slice(bytes),
+            ReplyBuffer::Lent(lent) => ReplyBuffer::Lent(lent),
         }
     }
 
@@ -53,24 +53,26 @@ impl Into<'_> {
     #[inline]
     pub(crate) fn prepare(&mut self, len: usize) -> Result<&mut [u8], Reply> {
         match self {
-            Into::Slice(bytes) => {
+            ReplyBuffer::Slice(bytes) => {
                 let room = bytes.len();
                 bytes.get_mut(..len).ok_or(Reply::TooLong(len, room))
             }
-            Into::Vec(_) | Into::Lent(_) if len as u64 > PAYLOAD_BYTES_MAX => Err(Reply::NotUnderstood),
-            Into::Vec(bytes) => {
+            ReplyBuffer::Vec(_) | ReplyBuffer::Lent(_) if len as u64 > PAYLOAD_BYTES_MAX => {
+                Err(Reply::NotUnderstood)
+            }
+            ReplyBuffer::Vec(bytes) => {
                 bytes.resize(len, 0);
                 Ok(bytes.as_mut_slice())
             }
-            Into::Lent(lent) => Ok(lent.fetched(len)),
+            ReplyBuffer::Lent(lent) => Ok(lent.fetched(len)),
         }
     }
 
     /// Lends the `len` bytes of `answer` to the caller, in place.
     pub(super) fn lend(self, answer: Option<Window>, len: usize) -> Reply {
         match (self, answer) {
-            (Into::Lent(lent), Some(answer)) => {
-                *lent = Lent::InSlot(answer);
+            (ReplyBuffer::Lent(lent), Some(answer)) => {
+                *lent = LentReply::InSlot(answer);
                 Reply::Lent(len)
             }
             _ => Reply::NotUnderstood,
@@ -79,7 +81,7 @@ impl Into<'_> {
 
     /// Copies the `len` bytes at `offset` to the caller's memory, or lends them.
     pub(super) fn read(mut self, window: &Window, offset: u64, len: usize) -> Reply {
-        if let Into::Lent(_) = self {
+        if let ReplyBuffer::Lent(_) = self {
             return self.lend(window.slice(offset, len as u64), len);
         }
         // An honest server writes nothing outside of the slot, so a longer length must not allocate memory.
@@ -100,28 +102,28 @@ impl Into<'_> {
 /// byte comes from another processor's cache. A caller that needs only a part of the answer, or copies it elsewhere
 /// anyway, avoids the second copy.
 #[derive(Default)]
-pub(crate) enum Lent {
+pub(crate) enum LentReply {
     #[default]
-    Nowhere,
+    Empty,
     /// The answer is in the slot. The server's node could still write to the slot, so it is never a slice.
     InSlot(Window),
     /// The answer was too long for a slot; the caller has read it from the server's memory.
     Fetched(Vec<u8>),
 }
 
-impl Lent {
+impl LentReply {
     /// Returns memory for an answer of `len` bytes that the caller reads from the server's memory.
     pub(super) fn fetched(&mut self, len: usize) -> &mut [u8] {
-        *self = Lent::Fetched(vec![0; len]);
+        *self = LentReply::Fetched(vec![0; len]);
         match self {
-            Lent::Fetched(bytes) => bytes,
-            Lent::Nowhere | Lent::InSlot(_) => unreachable!("set just before"),
+            LentReply::Fetched(bytes) => bytes,
+            LentReply::Empty | LentReply::InSlot(_) => unreachable!("set just before"),
         }
     }
 }
 
 /// Reads the reply at `offset` of `window`, of which `room` bytes may be read.
-pub(super) fn read_reply(window: &Window, offset: u64, room: u64, into: Into<'_>) -> Reply {
+pub(super) fn read_reply(window: &Window, offset: u64, room: u64, into: ReplyBuffer<'_>) -> Reply {
     let mut header = [0; REPLY_HEADER_BYTES];
     window.read(offset, &mut header).expect("a slot holds a header");
     let behind = offset + REPLY_HEADER_BYTES as u64;

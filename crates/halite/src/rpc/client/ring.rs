@@ -20,7 +20,7 @@ impl Rpc {
         let len = request.input.len() as u64;
         let overhead = (REQUEST_HEADER_BYTES_MAX + request.principal.0.len()) as u64;
         if len + overhead <= request_bytes_max(RING_BYTES_MIN) {
-            // It fits into any ring.
+            // The request fits into any ring.
             return Ok(None);
         }
         let in_ring_max = match &*lock(&link.outbound) {

@@ -8,7 +8,7 @@ use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
 use halite_tier::rpc::{Arrival, ReplyLine, SlotId, Status, Target, Violation};
 
 use super::Client;
-use super::reply::{Into, Reply};
+use super::reply::{Reply, ReplyBuffer};
 use super::request::{LineUse, Posted};
 use super::slots::{DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, SlotResources, default_offset};
 use crate::rpc::Rpc;
@@ -24,7 +24,7 @@ impl Client {
 
     /// Takes the reply to a short request, if it has arrived. Frees the slot, unless the reply still needs it.
     #[inline]
-    pub(crate) fn try_take_line(&self, slot: SlotId, into: Into<'_>) -> Option<Reply> {
+    pub(crate) fn try_take_line(&self, slot: SlotId, into: ReplyBuffer<'_>) -> Option<Reply> {
         if !self.reply_lines.has_arrived(slot) {
             return None;
         }
@@ -36,7 +36,7 @@ impl Client {
     }
 
     /// Reads the reply to a short request; the reply must have arrived.
-    pub(super) fn read_line(&self, slot: SlotId, into: Into<'_>) -> Reply {
+    pub(super) fn read_line(&self, slot: SlotId, into: ReplyBuffer<'_>) -> Reply {
         let words = self.reply_lines.read(slot);
         match ReplyLine::parse(words[0]) {
             Ok(ReplyLine { status: Status::Done(len), is_here: true }) => {
@@ -62,10 +62,16 @@ impl Client {
     }
 
     #[inline]
-    fn take_output(&self, slot: SlotId, words: &[u64; REPLY_WORDS], len: usize, mut into: Into<'_>) -> Reply {
+    fn take_output(
+        &self,
+        slot: SlotId,
+        words: &[u64; REPLY_WORDS],
+        len: usize,
+        mut into: ReplyBuffer<'_>,
+    ) -> Reply {
         let output = output_of(words);
         let Some(output) = output.get(..len) else { return Reply::NotUnderstood };
-        if let Into::Lent(_) = into {
+        if let ReplyBuffer::Lent(_) = into {
             let lent = self.reply_lines.output(slot, len as u64);
             return into.lend(lent, len);
         }

@@ -8,7 +8,7 @@ use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
 use halite_tier::rpc::{Kind, ReplyHeader, ReplySlots, ReplyState, SlotId, Status, Target};
 
 use super::Client;
-use super::reply::{Into, Reply, read_reply};
+use super::reply::{Reply, ReplyBuffer, read_reply};
 use super::request::{NotPosted, Request};
 use crate::rpc::Rpc;
 use crate::rpc::shared::Block;
@@ -102,7 +102,7 @@ impl Rpc {
 
 impl Client {
     /// Copies the reply out and frees the slot, if the reply has arrived.
-    pub(crate) fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, ReplyState> {
+    pub(crate) fn try_take(&self, slot: SlotId, into: ReplyBuffer<'_>) -> Result<Reply, ReplyState> {
         let mut slots = lock(&self.slots);
         match slots.look(slot, 0) {
             ReplyState::Replied if slots.held(slot).is_none() => {}
@@ -110,7 +110,7 @@ impl Client {
                 drop(slots);
                 return Ok(self.take_reply(slot, into));
             }
-            look => return Err(look),
+            state => return Err(state),
         }
         let reply = read_reply(self.default_slots.window(), default_offset(slot), DEFAULT_SLOT_BYTES, into);
         if !reply.needs_slot() {
@@ -120,7 +120,7 @@ impl Client {
     }
 
     /// Copies a reply that has arrived to the caller's memory. Frees the slot, unless the reply still needs it.
-    pub(crate) fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
+    pub(crate) fn take_reply(&self, slot: SlotId, into: ReplyBuffer<'_>) -> Reply {
         let by_line = lock(&self.slots).held(slot).is_some_and(|held| held.by_line);
         let reply = if by_line { self.read_line(slot, into) } else { self.read_slot(slot, into) };
         if !reply.needs_slot() {
@@ -141,7 +141,7 @@ impl Client {
         slots.wait(slot, now_ns(), waker)
     }
 
-    fn read_slot(&self, slot: SlotId, into: Into<'_>) -> Reply {
+    fn read_slot(&self, slot: SlotId, into: ReplyBuffer<'_>) -> Reply {
         let window = self.slot_window(slot);
         read_reply(&window, 0, window.len(), into)
     }

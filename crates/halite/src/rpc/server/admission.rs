@@ -43,7 +43,7 @@ pub(crate) enum Promoted {
 }
 
 /// The receivers to wake and the callers to answer after a service has ended.
-pub(crate) struct Ended {
+pub(crate) struct EndedService {
     pub(crate) wakers: Vec<Waker>,
     pub(crate) unanswered: Vec<ReplyTo>,
 }

@@ -89,7 +89,7 @@ impl Rpc {
             self.send_answer(to, Status::TooLong(len), &[], wakes);
             return Answered::TooLong;
         }
-        if output.len() + REPLY_HEADER_BYTES > to.room as usize || self.should_be_read(to, output) {
+        if output.len() + REPLY_HEADER_BYTES > to.room as usize || self.must_be_fetched(to, output) {
             return self.answer_by_reference(to, output, wakes);
         }
         self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
@@ -97,7 +97,7 @@ impl Rpc {
 
     /// Returns true if writing the output would delay everything else that goes to the caller's node, including
     /// heartbeats.
-    fn should_be_read(&self, to: &ReplyTo, output: &[u8]) -> bool {
+    fn must_be_fetched(&self, to: &ReplyTo, output: &[u8]) -> bool {
         let is_posted = || match to.target() {
             Target::Own => false,
             Target::Peer(peer) => !self.poster.fabric.capabilities(peer).direct,
@@ -202,7 +202,7 @@ impl Rpc {
         let all = std::mem::take(&mut *lock(&self.server.deferred));
         for deferred in all {
             match self.write_answer(&deferred.to, deferred.status, &deferred.output) {
-                Err(PostCause::QueueFull) => self.defer(deferred, Attempt::Again),
+                Err(PostCause::QueueFull) => self.defer(deferred, Attempt::Retry),
                 _ => self.end_answers(deferred.to.link(), once(&deferred.to)),
             }
         }

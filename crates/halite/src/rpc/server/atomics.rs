@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use halite_fabric::{Operation, PeerId, PostCause, WorkRequest};
+use halite_fabric::{Operation, PeerId, PostCause};
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_IMM, ATOMICS_UNDER_WAY_MAX};
 use halite_tier::rpc::{AtomicAnswer, AtomicCall, Violation};
 
@@ -39,7 +39,7 @@ impl Rpc {
                         .enforce(peer, Err(Violation("more calls of atomics are outstanding than allowed")));
                 }
                 Err(PostCause::QueueFull) => {
-                    lock(&self.server.late_atomics).insert(peer);
+                    lock(&self.server.deferred_atomics).insert(peer);
                     return self.poster.set_deferred(attempt);
                 }
                 // A peer that is gone needs no answer.
@@ -50,16 +50,16 @@ impl Rpc {
 
     fn post_atomic_answer(&self, peer: PeerId, answer: &AtomicAnswer) -> Result<(), PostCause> {
         let operation = Operation::Send { bytes: &answer.emit(), imm: ATOMIC_ANSWER_IMM };
-        self.poster.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
+        self.poster.post(peer, CALL_WORK, operation)
     }
 
     /// Retries the answers that the fabric refused.
     pub(in crate::rpc) fn retry_atomics(&self) {
         // Taken before the loop, which would otherwise hold the lock.
-        let late = std::mem::take(&mut *lock(&self.server.late_atomics));
+        let late = std::mem::take(&mut *lock(&self.server.deferred_atomics));
         let table = self.peers.read();
         for (peer, caller) in late.into_iter().filter_map(|peer| Some((peer, table.up(peer)?))) {
-            self.answer_atomics(peer, &mut lock(&caller.atomics), Attempt::Again);
+            self.answer_atomics(peer, &mut lock(&caller.atomics), Attempt::Retry);
         }
     }
 }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::posted::InFlight;
     use crate::rpc::peers::Peers;
-    use crate::runtime::outbox::tests::Full;
+    use crate::runtime::outbox::tests::FullFabric;
 
     const PEER: PeerId = PeerId(7);
     const ARENA: Key = Key(40);
@@ -102,9 +102,9 @@ mod tests {
 
     #[test]
     fn only_connected_peers_change_words_of_the_arena() {
-        let (rpc, window) = owner(Arc::new(Full::open()));
+        let (rpc, window) = owner(Arc::new(FullFabric::open()));
         rpc.handle_atomic(PEER, &add(ARENA, 8));
-        assert_eq!(window.load_u64(8), Ok(0), "it is not up");
+        assert_eq!(window.load_u64(8), Ok(0), "the peer is not up");
         set_up(&rpc);
         for nowhere in [add(Key(0), 8), add(Key(41), 8), add(ARENA, 4), add(ARENA, 64), add(ARENA, u64::MAX)]
         {
@@ -117,12 +117,12 @@ mod tests {
         assert_eq!(window.load_u64(8), Ok(1));
         rpc.peers.set_down(PEER);
         rpc.handle_atomic(PEER, &add(ARENA, 8));
-        assert_eq!(window.load_u64(8), Ok(1), "it is down");
+        assert_eq!(window.load_u64(8), Ok(1), "the peer is down");
     }
 
     #[test]
     fn deferred_atomic_answers_keep_their_order() {
-        let fabric = Arc::new(Full::open());
+        let fabric = Arc::new(FullFabric::open());
         let (rpc, _) = owner(fabric.clone());
         let unanswered = || {
             let table = rpc.peers.read();
@@ -144,12 +144,12 @@ mod tests {
 
     #[test]
     fn a_peer_that_takes_no_answers_is_disconnected() {
-        let fabric = Arc::new(Full::open());
+        let fabric = Arc::new(FullFabric::open());
         let (rpc, window) = owner(fabric.clone());
         set_up(&rpc);
         (0..ATOMICS_UNDER_WAY_MAX).for_each(|_| rpc.handle_atomic(PEER, &add(ARENA, 0)));
         assert_eq!(window.load_u64(0), Ok(ATOMICS_UNDER_WAY_MAX as u64));
-        assert_eq!(fabric.disconnected(), [], "as many may be under way");
+        assert_eq!(fabric.disconnected(), [], "the maximum of answers may wait");
         rpc.handle_atomic(PEER, &add(ARENA, 0));
         assert_eq!(fabric.disconnected(), [PEER]);
     }

@@ -1,7 +1,7 @@
 //! Heads: the positions up to which this node has read a peer's requests. Reporting a head to the peer makes room for
 //! more requests.
 
-use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
+use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress};
 
 use crate::rpc::Rpc;
 use crate::rpc::shared::{Attempt, CALL_WORK, Link};
@@ -14,10 +14,7 @@ impl Rpc {
     pub(super) fn return_head(&self, peer: PeerId, (at, head): (RemoteAddress, u64), attempt: Attempt) {
         let bytes = head.to_le_bytes();
         let operation = Operation::Write { local: Local::Inline(&bytes), remote: at };
-        let posted = self
-            .poster
-            .post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }]);
-        if posted == Err(PostCause::QueueFull) {
+        if self.poster.post(peer, CALL_WORK, operation) == Err(PostCause::QueueFull) {
             // The peer may have no room, so there may be no later head.
             lock(&self.server.heads).insert(peer);
             self.poster.set_deferred(attempt);
@@ -43,7 +40,7 @@ impl Rpc {
                     .into_iter()
                     .flatten()
                 {
-                    self.return_head(peer, head, Attempt::Again);
+                    self.return_head(peer, head, Attempt::Retry);
                 }
             }
         }

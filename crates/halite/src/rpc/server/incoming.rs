@@ -20,7 +20,7 @@ pub(crate) struct Incoming {
 }
 
 /// Destination of the answer to a request in a line.
-pub(super) struct LineTerms {
+pub(super) struct LineReply {
     pub(super) cancels: u32,
     pub(super) id: ServedId,
     pub(super) at: RemoteAddress,
@@ -33,7 +33,7 @@ const SPARES_MAX: usize = 16;
 
 thread_local! {
     /// Finished requests, kept for reuse. Each may refer to a node that has ended, but holds none of the node's memory.
-    #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
+    #[expect(clippy::vec_box, reason = "requests are too large to move")]
     static SPARES: RefCell<Vec<Box<Incoming>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -47,8 +47,8 @@ impl Incoming {
     /// Creates a short request from `caller`, and reuses a finished request if this thread has one. If the finished
     /// request had the same caller, as it mostly does, no reference count changes.
     #[inline]
-    pub(super) fn of(caller: &Arc<Caller>, terms: LineTerms, input: Payload) -> Box<Incoming> {
-        let LineTerms { cancels, id, at, room, bytes_max } = terms;
+    pub(super) fn of(caller: &Arc<Caller>, reply: LineReply, input: Payload) -> Box<Incoming> {
+        let LineReply { cancels, id, at, room, bytes_max } = reply;
         let spare = SPARES.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
         let Some(mut spare) = spare else {
             let to = ReplyTo { caller: caller.clone(), cancels, id, at, room, bytes_max, by_line: true };
@@ -68,7 +68,7 @@ impl Incoming {
     /// Drops a finished request. This thread keeps a short one for reuse.
     #[inline]
     pub(crate) fn recycle(self: Box<Incoming>) {
-        if let Payload::Here(Bytes::Short(..)) = self.input {
+        if let Payload::Local(Bytes::Short(..)) = self.input {
             // A thread that is ending has no thread-local storage.
             let _ = SPARES.try_with(|spares| {
                 let spares = &mut *spares.borrow_mut();
@@ -79,8 +79,8 @@ impl Incoming {
         }
     }
 
-    pub(super) fn is_here(&self) -> bool {
-        matches!(self.input, Payload::Here(_))
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self.input, Payload::Local(_))
     }
 
     pub(super) fn is_wanted(&self) -> bool {
@@ -92,8 +92,8 @@ impl Incoming {
     #[inline]
     pub(super) fn accept(&mut self, kind: Kind) -> Option<ReplyTo> {
         match (kind, &self.input) {
-            (Kind::Call, _) | (_, Payload::There { .. }) => None,
-            (_, Payload::Here(_)) => {
+            (Kind::Call, _) | (_, Payload::Remote { .. }) => None,
+            (_, Payload::Local(_)) => {
                 self.answered = true;
                 Some(self.to.clone())
             }

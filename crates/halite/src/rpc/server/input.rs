@@ -8,9 +8,9 @@ const SHORT_BYTES_MAX: usize = 40;
 /// Location of an input's bytes.
 #[derive(Debug)]
 pub(crate) enum Payload {
-    Here(Bytes),
+    Local(Bytes),
     /// The input is in the memory of the client's node.
-    There {
+    Remote {
         address: RemoteAddress,
         len: u32,
     },
@@ -24,31 +24,31 @@ pub(crate) enum Bytes {
     Long(Vec<u8>),
 }
 
-const ONCE_HERE: &str = "a handler gets a request only when its input is here";
+const NOT_LOCAL: &str = "a handler gets a request only when its input is here";
 
 impl Payload {
     /// Returns how many bytes of this node's memory the input occupies.
-    pub(super) fn bytes_here(&self) -> usize {
+    pub(super) fn local_bytes(&self) -> usize {
         match self {
-            Payload::Here(bytes) => bytes.as_slice().len(),
-            Payload::There { .. } => 0,
+            Payload::Local(bytes) => bytes.as_slice().len(),
+            Payload::Remote { .. } => 0,
         }
     }
 
     /// Returns the input, which must be on this node.
     pub(crate) fn as_slice(&self) -> &[u8] {
         match self {
-            Payload::Here(bytes) => bytes.as_slice(),
-            Payload::There { .. } => unreachable!("{ONCE_HERE}"),
+            Payload::Local(bytes) => bytes.as_slice(),
+            Payload::Remote { .. } => unreachable!("{NOT_LOCAL}"),
         }
     }
 
     /// Returns the input, which must be on this node, as a vector. Leaves a long input empty.
     pub(crate) fn take_vec(&mut self) -> Vec<u8> {
         match self {
-            Payload::Here(Bytes::Long(bytes)) => std::mem::take(bytes),
-            Payload::Here(short) => short.as_slice().to_vec(),
-            Payload::There { .. } => unreachable!("{ONCE_HERE}"),
+            Payload::Local(Bytes::Long(bytes)) => std::mem::take(bytes),
+            Payload::Local(short) => short.as_slice().to_vec(),
+            Payload::Remote { .. } => unreachable!("{NOT_LOCAL}"),
         }
     }
 }
@@ -97,8 +97,8 @@ mod tests {
     fn inputs_keep_their_bytes_at_any_length() {
         for len in [0, 1, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 255, 256, 1000] {
             let source: Vec<u8> = (0..len).map(|at| at as u8).collect();
-            let mut input = Payload::Here(Bytes::from(source.as_slice()));
-            assert_eq!((input.bytes_here(), input.as_slice()), (len, source.as_slice()));
+            let mut input = Payload::Local(Bytes::from(source.as_slice()));
+            assert_eq!((input.local_bytes(), input.as_slice()), (len, source.as_slice()));
             assert_eq!(input.take_vec(), source);
         }
     }

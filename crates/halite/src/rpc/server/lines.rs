@@ -8,7 +8,7 @@ use halite_tier::rpc::line::{REQUEST_LINES, request_mark};
 use halite_tier::rpc::{RequestLine, Violation};
 
 use super::direct::DirectReceiver;
-use super::incoming::{DecodedRequest, Incoming, LineTerms, ServiceId};
+use super::incoming::{DecodedRequest, Incoming, LineReply, ServiceId};
 use super::input::{Bytes, Payload};
 use super::table_cache::{CachedRow, ReceiveBatch, offset_of};
 use crate::rpc::Rpc;
@@ -155,9 +155,9 @@ fn decode(link: &Link, inbound: &Inbound, line: &RequestLine) -> Result<DecodedR
     let parameters =
         inbound.parameters.as_ref().ok_or(Violation("a request was sent before the handshake"))?;
     let (at, room) = parameters.slot(line.slot)?;
-    let terms = LineTerms { cancels: link.cancels(), id, at, room, bytes_max: line.reply_bytes_max };
-    let input = Payload::Here(Bytes::Short(line.input_bytes, line.input));
-    Ok(DecodedRequest { kind: line.kind, number: line.number, incoming: Incoming::of(caller, terms, input) })
+    let reply = LineReply { cancels: link.cancels(), id, at, room, bytes_max: line.reply_bytes_max };
+    let input = Payload::Local(Bytes::Short(line.input_bytes, line.input));
+    Ok(DecodedRequest { kind: line.kind, number: line.number, incoming: Incoming::of(caller, reply, input) })
 }
 
 /// Clears a row for the requests of a peer.

@@ -37,7 +37,7 @@ use self::answer::DeferredReply;
 use self::reply_rows::ReplyRows;
 use crate::runtime::locks::ranked;
 
-pub(crate) use self::admission::{Closed, Ended, Taken};
+pub(crate) use self::admission::{Closed, EndedService, Taken};
 pub(crate) use self::answer::{Answered, ReplyTo};
 pub(crate) use self::direct::DirectReceiver;
 pub(super) use self::incoming::DecodedRequest;
@@ -50,9 +50,9 @@ pub(crate) use self::services::Services;
 pub(crate) use self::table_cache::ReceiveBatch;
 
 ranked! {
-    Vec<(PeerId, u16)> => HeldBack;
-    Vec<DeferredReply> => HeldBack;
-    BTreeSet<PeerId> => HeldBack;
+    Vec<(PeerId, u16)> => Deferred;
+    Vec<DeferredReply> => Deferred;
+    BTreeSet<PeerId> => Deferred;
 }
 
 pub(crate) struct Server {
@@ -62,7 +62,7 @@ pub(crate) struct Server {
     notifications: Mutex<Vec<(PeerId, u16)>>,
     deferred: Mutex<Vec<DeferredReply>>,
     /// Peers with answers to atomics that the fabric has not taken yet.
-    late_atomics: Mutex<BTreeSet<PeerId>>,
+    deferred_atomics: Mutex<BTreeSet<PeerId>>,
     /// Peers with a head that the fabric has not taken yet.
     heads: Mutex<BTreeSet<PeerId>>,
     /// True while the node is being drained and refuses calls. Read without a lock, so a call that arrives during the
@@ -77,7 +77,7 @@ impl Server {
             reply_rows: ReplyRows::new(pins),
             notifications: Mutex::default(),
             deferred: Mutex::default(),
-            late_atomics: Mutex::default(),
+            deferred_atomics: Mutex::default(),
             heads: Mutex::default(),
             draining: AtomicBool::new(false),
         }

@@ -75,7 +75,7 @@ impl QueueState {
 
     pub(super) fn pop_open(&mut self) -> Option<Box<Incoming>> {
         while let Some(incoming) = self.queue.pop_front() {
-            self.bytes -= incoming.input.bytes_here();
+            self.bytes -= incoming.input.local_bytes();
             if incoming.is_wanted() {
                 return Some(incoming);
             }
@@ -93,7 +93,7 @@ impl QueueState {
 
     pub(super) fn drop_unwanted(&mut self) {
         self.queue.retain(|incoming| incoming.is_wanted());
-        self.bytes = self.queue.iter().map(|incoming| incoming.input.bytes_here()).sum();
+        self.bytes = self.queue.iter().map(|incoming| incoming.input.local_bytes()).sum();
         self.parked.retain(|parked| parked.is_wanted());
     }
 

@@ -20,13 +20,13 @@ pub(in crate::rpc) struct ReplyRows {
     pins: Arc<Pins>,
     rows: Slots<Row>,
     /// Retired rows that threads may still use.
-    gone: Mutex<Vec<(u32, GracePeriod)>>,
+    retired: Mutex<Vec<(u32, GracePeriod)>>,
 }
 
 impl ReplyRows {
     /// Creates a set without rows. Threads pin `pins` while they use a row.
     pub(super) fn new(pins: Arc<Pins>) -> ReplyRows {
-        ReplyRows { rows: Slots::new(pins.clone()), pins, gone: Mutex::default() }
+        ReplyRows { rows: Slots::new(pins.clone()), pins, retired: Mutex::default() }
     }
 
     /// Sets the row of the link that owns `at`.
@@ -46,21 +46,21 @@ impl ReplyRows {
         if before != 0 {
             self.rows
                 .retire(before as u32)
-                .expect("the swap above took it out of its place, and no other thread retires it");
-            lock(&self.gone).push((before as u32, self.pins.start_grace_period()));
+                .expect("the swap above removed the row from its reference, so only this thread retires it");
+            lock(&self.retired).push((before as u32, self.pins.start_grace_period()));
         }
         self.collect();
     }
 
     /// Drops the retired rows that no thread uses any more.
     pub(super) fn collect(&self) {
-        let mut gone = lock(&self.gone);
+        let mut retired = lock(&self.retired);
         let is_over = |(index, grace): &mut (u32, GracePeriod)| {
             let Some(elapsed) = grace.elapsed(&self.pins) else { return false };
             drop(self.rows.reclaim(*index, elapsed).expect("the grace period began when it was retired"));
             true
         };
-        gone.extract_if(.., is_over).for_each(drop);
+        retired.extract_if(.., is_over).for_each(drop);
     }
 
     /// Calls `enter`, which must not wait, with the row of the link that owns `at`. Returns `None` if the link has no
@@ -83,11 +83,11 @@ mod tests {
 
     use super::*;
 
-    /// Counts references until it is dropped.
+    /// Holds a reference that the test counts.
     #[derive(Debug)]
-    struct Kept(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+    struct CountedLines(#[expect(dead_code, reason = "the test counts the references")] Arc<()>);
 
-    impl Lines for Kept {
+    impl Lines for CountedLines {
         fn put(&self, _: u32, _: &[u64]) {}
 
         fn last_word(&self, _: u32) -> u64 {
@@ -104,14 +104,14 @@ mod tests {
         let (one, other) = (RowRef::default(), RowRef::default());
         let row = || Row {
             at: RemoteAddress { key: Key(1), offset: 0 },
-            direct: Some(Box::new(Kept(kept.clone()))),
+            direct: Some(Box::new(CountedLines(kept.clone()))),
         };
         assert!(rows.with(&one, |_| ()).is_none());
         rows.open(&one, row());
         rows.open(&other, row());
         rows.with(&one, |_| {
             rows.close(&one);
-            assert_eq!(Arc::strong_count(&kept), 3, "it is being used");
+            assert_eq!(Arc::strong_count(&kept), 3, "the row is in use");
         });
         assert!(rows.with(&one, |_| ()).is_none() && rows.with(&other, |_| ()).is_some());
         rows.collect();

@@ -17,7 +17,7 @@ use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
 /// Bytes that are read first of a request: the header, name and input of a small one.
-const FIRST_LOOK_BYTES: usize = 64;
+const FIRST_READ_BYTES: usize = 64;
 
 impl Rpc {
     pub(in crate::rpc) fn handle_requests(
@@ -67,10 +67,10 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
     let (reader, ring) =
         inbound.ring.as_mut().ok_or(Violation("a request was sent after the connection ended"))?;
     let bytes_max = reader.arrive(offset)?;
-    let mut look = [0; FIRST_LOOK_BYTES];
-    let look = &mut look[..FIRST_LOOK_BYTES.min(bytes_max as usize)];
-    ring.window().read(offset, look).expect("the reader keeps inside the ring");
-    let header = RequestHeader::parse(look).map_err(|_| Violation("a request is malformed"))?;
+    let mut first = [0; FIRST_READ_BYTES];
+    let first = &mut first[..FIRST_READ_BYTES.min(bytes_max as usize)];
+    ring.window().read(offset, first).expect("the reader keeps inside the ring");
+    let header = RequestHeader::parse(first).map_err(|_| Violation("a request is malformed"))?;
     let len = header.request_bytes();
     if len > bytes_max {
         return Err(Violation("a request is longer than its place in the ring"));
@@ -78,9 +78,9 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
     let (name_at, name_bytes) = (header.len_bytes(), usize::from(header.name_bytes));
     let input_at = name_at + name_bytes;
     let mut long_name = Vec::new();
-    let is_here = header.input == Input::InRing;
-    let input_bytes = if is_here { header.input_bytes as usize } else { 0 };
-    let name = match look.get(name_at..input_at) {
+    let is_in_ring = header.input == Input::InRing;
+    let input_bytes = if is_in_ring { header.input_bytes as usize } else { 0 };
+    let name = match first.get(name_at..input_at) {
         Some(name) => name,
         None => {
             long_name.resize(name_bytes, 0);
@@ -88,7 +88,7 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
             &long_name
         }
     };
-    let input = match look.get(input_at..input_at + input_bytes) {
+    let input = match first.get(input_at..input_at + input_bytes) {
         Some(bytes) => Bytes::from(bytes),
         None => {
             let mut bytes = Bytes::zeroed(input_bytes);
@@ -109,8 +109,8 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
     let bytes_max = header.reply_bytes_max;
     let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max, by_line: false };
     let input = match header.input {
-        Input::InRing => Payload::Here(input),
-        Input::At(address) => Payload::There { address, len: header.input_bytes },
+        Input::InRing => Payload::Local(input),
+        Input::At(address) => Payload::Remote { address, len: header.input_bytes },
     };
     Ok(DecodedRequest { kind: header.kind, number: header.number, incoming: Incoming::new(to, input) })
 }

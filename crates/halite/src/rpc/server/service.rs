@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 use halite_tier::ids::Principal;
 use halite_tier::rpc::{Kind, Status, Target};
 
-use super::admission::{Admission, Closed, Ended, Promoted, Taken};
+use super::admission::{Admission, Closed, EndedService, Promoted, Taken};
 use super::incoming::{DecodedRequest, Incoming, ServiceId};
 use super::queue::{Parked, QueueState};
 use crate::runtime::locks::lock;
@@ -93,7 +93,7 @@ impl Service {
             let accepted = incoming.accept(kind);
             return Admission::Queued { waker: self.enqueue(state, incoming), accepted };
         }
-        let bytes = incoming.input.bytes_here();
+        let bytes = incoming.input.local_bytes();
         match kind {
             _ if state.closed => Admission::Refused(incoming.to, Status::Unknown),
             Kind::Call => Admission::Refused(incoming.to, Status::Busy),
@@ -113,7 +113,7 @@ impl Service {
 
     #[inline]
     fn has_room(&self, state: &mut QueueState, kind: Kind, incoming: &Incoming) -> bool {
-        let more = incoming.input.bytes_here();
+        let more = incoming.input.local_bytes();
         if !self.fits(state, more) && state.may_be_unwanted(incoming.to.link().drops()) {
             // Unwanted requests must not take up room.
             state.drop_unwanted();
@@ -135,7 +135,7 @@ impl Service {
 
     #[inline]
     fn enqueue(&self, state: &mut QueueState, incoming: Box<Incoming>) -> Option<Waker> {
-        state.bytes += incoming.input.bytes_here();
+        state.bytes += incoming.input.local_bytes();
         state.queue.push_back(incoming);
         self.waiting.store(state.queue.len(), Relaxed);
         // Each polling receiver takes one request; for the rest, a sleeping receiver must be woken.
@@ -143,7 +143,7 @@ impl Service {
     }
 
     pub(crate) fn waiting(&self) -> usize {
-        // Only a figure: it orders nothing.
+        // Relaxed: the number is only for display.
         self.waiting.load(Relaxed)
     }
 
@@ -181,14 +181,14 @@ impl Service {
 
     /// Takes at most `max` requests, and stops before one whose input must still be read. Used for functions only,
     /// where no sender waits for room.
-    #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
+    #[expect(clippy::vec_box, reason = "requests are too large to move")]
     pub(crate) fn take_batch(&self, max: usize) -> Vec<Box<Incoming>> {
         let mut state = lock(&self.state);
         let mut batch = Vec::with_capacity(max.min(state.queue.len()));
         while batch.len() < max
-            && let Some(next) = state.queue.pop_front_if(|next| next.is_here())
+            && let Some(next) = state.queue.pop_front_if(|next| next.is_local())
         {
-            state.bytes -= next.input.bytes_here();
+            state.bytes -= next.input.local_bytes();
             batch.extend(Some(next).filter(|next| next.is_wanted()));
         }
         self.waiting.store(state.queue.len(), Relaxed);
@@ -233,7 +233,7 @@ impl Service {
         if state.closed {
             return Err(incoming);
         }
-        state.bytes += incoming.input.bytes_here();
+        state.bytes += incoming.input.local_bytes();
         state.queue.push_front(incoming);
         self.waiting.store(state.queue.len(), Relaxed);
         Ok(state.receivers.pop())
@@ -303,7 +303,7 @@ impl Service {
         promoted
     }
 
-    // Servers join and leave.
+    // Servers.
 
     /// Adds a server. Returns false if the service has ended.
     pub(crate) fn join(&self) -> bool {
@@ -313,7 +313,7 @@ impl Service {
     }
 
     /// Removes a server; the service ends with its last server.
-    pub(crate) fn leave(&self) -> Option<Ended> {
+    pub(crate) fn leave(&self) -> Option<EndedService> {
         let mut state = lock(&self.state);
         state.servers -= 1;
         (state.servers == 0 && !state.closed).then(|| self.end(&mut state))
@@ -321,12 +321,12 @@ impl Service {
 
     /// Ends the service. Returns the receivers to wake and the callers to answer; `None` if the service had ended
     /// before.
-    pub(crate) fn close(&self) -> Option<Ended> {
+    pub(crate) fn close(&self) -> Option<EndedService> {
         let mut state = lock(&self.state);
         (!state.closed).then(|| self.end(&mut state))
     }
 
-    fn end(&self, state: &mut QueueState) -> Ended {
+    fn end(&self, state: &mut QueueState) -> EndedService {
         state.closed = true;
         self.ended.store(true, Relaxed);
         self.waiting.store(0, Relaxed);
@@ -336,7 +336,10 @@ impl Service {
         let waiting = state.queue.drain(..).filter(|incoming| !incoming.answered).map(|incoming| incoming.to);
         state.published.clear();
         let unanswered = waiting.chain(state.parked.drain(..).map(|parked| parked.reply)).collect();
-        Ended { wakers: state.receivers.asleep.drain(..).map(|(_, waker)| waker).collect(), unanswered }
+        EndedService {
+            wakers: state.receivers.asleep.drain(..).map(|(_, waker)| waker).collect(),
+            unanswered,
+        }
     }
 }
 

@@ -15,14 +15,14 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::fence;
 
-use halite_fabric::{Local, Operation, PeerId, PostCause, WorkRequest};
+use halite_fabric::{Local, Operation, PeerId, PostCause};
 use halite_tier::rpc::line::OUTPUT_BYTES_MAX;
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
 use halite_tier::rpc::{Imm, ReplyLine, SlotId, Status};
 
 use super::answer::{Answered, ReplyTo};
 use crate::rpc::Rpc;
-use crate::rpc::shared::{Attempt, CALL_WORK, Link, Row, beyond};
+use crate::rpc::shared::{Attempt, CALL_WORK, Link, Row, offset_by};
 use crate::runtime::locks::lock;
 
 /// Work that remains after an answer has ended.
@@ -96,7 +96,7 @@ impl Rpc {
         // Pairs with the fence of a caller that requests a notification; see the header of this file.
         fence(SeqCst);
         if self.last_word(link, to.id.slot) != 0 {
-            self.notify(link, to.id.slot.index, Attempt::Again);
+            self.notify(link, to.id.slot.index, Attempt::Retry);
         }
         Ok(())
     }
@@ -145,10 +145,8 @@ impl Rpc {
         let Some(peer) = to.link().peer() else { unreachable!("this node itself needs no lines") };
         let source = self.poster.source(to.link(), peer, output)?;
         let operation =
-            Operation::Write { local: source.local, remote: beyond(to.at, REPLY_HEADER_BYTES as u64) };
-        let signalled = source.id != CALL_WORK;
-        let written =
-            self.poster.post(peer, &[WorkRequest { id: source.id, operation, signalled, solicited: true }]);
+            Operation::Write { local: source.local, remote: offset_by(to.at, REPLY_HEADER_BYTES as u64) };
+        let written = self.poster.post(peer, source.id, operation);
         written.inspect_err(|_| self.poster.give_back(&source))
     }
 
@@ -160,8 +158,7 @@ impl Rpc {
         let Some(at) = at else { return };
         let (local, remote) = (Local::Inline(&[]), at);
         let operation = Operation::WriteImm { local, remote, imm: Imm::Look(index).emit() };
-        let request = WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true };
-        if self.poster.post(peer, &[request]) == Err(PostCause::QueueFull) {
+        if self.poster.post(peer, CALL_WORK, operation) == Err(PostCause::QueueFull) {
             lock(&self.server.notifications).push((peer, index));
             self.poster.set_deferred(attempt);
         }
@@ -172,7 +169,7 @@ impl Rpc {
         let notifications: Vec<(PeerId, u16)> = std::mem::take(&mut *lock(&self.server.notifications));
         for (peer, index) in notifications {
             if let Some(link) = self.peers.link_of(peer) {
-                self.notify(&link, index, Attempt::Again);
+                self.notify(&link, index, Attempt::Retry);
             }
         }
     }

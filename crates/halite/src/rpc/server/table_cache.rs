@@ -6,7 +6,7 @@ use halite_fabric::{LINE_BYTES, PeerId};
 use halite_tier::rpc::line::{index_of, request_mark};
 use halite_tier::rpc::{Kind, RequestLine};
 
-use super::incoming::{DecodedRequest, Incoming, LineTerms, ServiceId};
+use super::incoming::{DecodedRequest, Incoming, LineReply, ServiceId};
 use super::input::{Bytes, Payload};
 use super::service::Service;
 use crate::rpc::peers::Peers;
@@ -117,9 +117,9 @@ impl CachedRow {
         }
         let id = link.served.open(line.slot).ok()?;
         link.reader.advance();
-        let input = Payload::Here(Bytes::Short(line.input_bytes, line.input));
-        let terms = LineTerms { cancels: link.cancels(), id, at, room, bytes_max: line.reply_bytes_max };
-        Some(Incoming::of(caller, terms, input))
+        let input = Payload::Local(Bytes::Short(line.input_bytes, line.input));
+        let reply = LineReply { cancels: link.cancels(), id, at, room, bytes_max: line.reply_bytes_max };
+        Some(Incoming::of(caller, reply, input))
     }
 }
 

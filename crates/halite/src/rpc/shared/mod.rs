@@ -19,6 +19,6 @@ pub(crate) use self::outbound::Outbound;
 pub(super) use self::outbound::{Introduced, OutboundLines};
 pub(super) use self::parameters::PeerParameters;
 pub(crate) use self::poster::CALL_WORK;
-pub(super) use self::poster::{Attempt, PART_BYTES_MAX, Poster, beyond};
+pub(super) use self::poster::{Attempt, PART_BYTES_MAX, Poster, offset_by};
 pub(crate) use self::writes::BATCH_MAX;
 pub(super) use self::writes::Writes;

@@ -26,7 +26,7 @@ pub(crate) const PART_BYTES_MAX: usize = 512;
 pub(in crate::rpc) const LINE_BYTES: usize = 64;
 
 ranked! {
-    Vec<(PeerId, CallControl)> => HeldBack;
+    Vec<(PeerId, CallControl)> => Deferred;
 }
 
 pub(crate) struct Poster {
@@ -44,7 +44,7 @@ pub(crate) struct Poster {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::rpc) enum Attempt {
     First,
-    Again,
+    Retry,
 }
 
 /// Bytes to be posted, and the id of their work request.
@@ -71,8 +71,13 @@ impl Poster {
         self.pool.allocate(&*self.fabric, len)
     }
 
-    pub(crate) fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostCause> {
-        self.fabric.post(peer, CALLS, requests).map_err(|error| error.cause)
+    pub(in crate::rpc) fn post(
+        &self,
+        peer: PeerId,
+        id: WorkId,
+        operation: Operation<'_>,
+    ) -> Result<(), PostCause> {
+        self.fabric.post(peer, CALLS, &[work_request(id, operation)]).map_err(|error| error.cause)
     }
 
     /// Writes `head`, then `rest`, to `at`; as one write if both together are short.
@@ -92,11 +97,11 @@ impl Poster {
         if len <= PART_BYTES_MAX && len <= link.inline_bytes_max {
             return self.post_whole(peer, at, [0; PART_BYTES_MAX], [head[0], head[1], rest], imm);
         }
-        self.post_apart(link, peer, at, &head.concat(), rest, imm)
+        self.post_separately(link, peer, at, &head.concat(), rest, imm)
     }
 
     /// Posts `rest` first, then `head` with the immediate, as two writes.
-    fn post_apart(
+    fn post_separately(
         &self,
         link: &Link,
         peer: PeerId,
@@ -106,20 +111,14 @@ impl Poster {
         imm: u32,
     ) -> Result<(), PostCause> {
         let payload = self.source(link, peer, rest)?;
-        let notice = self.source(link, peer, head).inspect_err(|_| self.give_back(&payload))?;
-        let request = |source: &Source<'_>, operation| WorkRequest {
-            id: source.id,
-            operation,
-            signalled: source.id != CALL_WORK,
-            solicited: true,
-        };
-        let to_rest = Operation::Write { local: payload.local, remote: beyond(at, head.len() as u64) };
-        let to_head = Operation::WriteImm { local: notice.local, remote: at, imm };
-        let requests = [request(&payload, to_rest), request(&notice, to_head)];
+        let header = self.source(link, peer, head).inspect_err(|_| self.give_back(&payload))?;
+        let to_rest = Operation::Write { local: payload.local, remote: offset_by(at, head.len() as u64) };
+        let to_head = Operation::WriteImm { local: header.local, remote: at, imm };
+        let requests = [work_request(payload.id, to_rest), work_request(header.id, to_head)];
         // An empty `rest` needs no write.
         let first = usize::from(rest.is_empty());
         self.fabric.post(peer, CALLS, &requests[first..]).map_err(|error| {
-            [payload, notice][first + error.posted..].iter().for_each(|source| self.give_back(source));
+            [payload, header][first + error.posted..].iter().for_each(|source| self.give_back(source));
             error.cause
         })
     }
@@ -141,7 +140,7 @@ impl Poster {
             len += part.len();
         }
         let operation = Operation::WriteImm { local: Local::Inline(&whole[..len]), remote: at, imm };
-        self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
+        self.post(peer, CALL_WORK, operation)
     }
 
     /// Posts a line to a row that stores do not reach.
@@ -159,9 +158,9 @@ impl Poster {
             *bytes = word.to_le_bytes();
         }
         let local = Local::Inline(&bytes[..size_of_val(words)]);
-        let remote = beyond(at, u64::from(index) * LINE_BYTES as u64);
+        let remote = offset_by(at, u64::from(index) * LINE_BYTES as u64);
         let operation = Operation::WriteImm { local, remote, imm: imm.emit() };
-        self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
+        self.post(peer, CALL_WORK, operation)
     }
 
     /// Prepares `bytes` for posting: inline, or, if they are too long, in registered memory that is kept until the
@@ -231,7 +230,7 @@ impl Poster {
             // The fabric may have reported room already, so the runner retries once.
             Attempt::First => self.set_dirty(),
             // The thread that handles the report waits for the runner's lock, which this one holds.
-            Attempt::Again => {}
+            Attempt::Retry => {}
         }
     }
 
@@ -247,7 +246,13 @@ impl Poster {
     }
 }
 
+/// Makes a work request whose completion is reported only if this node needs it.
 #[inline]
-pub(crate) fn beyond(at: RemoteAddress, bytes: u64) -> RemoteAddress {
+pub(in crate::rpc) fn work_request(id: WorkId, operation: Operation<'_>) -> WorkRequest<'_> {
+    WorkRequest { id, operation, signalled: id != CALL_WORK, solicited: true }
+}
+
+#[inline]
+pub(crate) fn offset_by(at: RemoteAddress, bytes: u64) -> RemoteAddress {
     RemoteAddress { offset: at.offset + bytes, ..at }
 }

@@ -3,10 +3,10 @@
 //! A post has fixed costs: locks, the fence before the doorbell, and the wait for the peer's cache lines. A batch pays
 //! these costs once. It contains only short requests and answers; others are posted one by one.
 
-use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
+use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, RemoteAddress};
 use halite_tier::rpc::Imm;
 
-use super::poster::{CALL_WORK, LINE_BYTES};
+use super::poster::{CALL_WORK, LINE_BYTES, work_request};
 use crate::runtime::lanes::CALLS;
 
 /// Maximum length of a batch: it is posted under a lock, and the peer sees its writes one after the other.
@@ -45,7 +45,7 @@ impl Writes {
                 let local = Local::Inline(&self.bytes[begin..*end]);
                 begin = *end;
                 let operation = Operation::WriteImm { local, remote: *at, imm: *imm };
-                WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }
+                work_request(CALL_WORK, operation)
             })
             .collect();
         match fabric.post(peer, CALLS, &requests) {

@@ -9,9 +9,9 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use super::{Reads, Writes};
-use crate::driver::carry::{DetachedPart, SinglePart};
+use crate::driver::transfer::{DetachedPart, SinglePart};
 use crate::error::AccessError;
-use crate::posted::Ended;
+use crate::posted::OperationResult;
 use crate::session::{Embedded, Kind, Lh, ReadOp, Session, WriteOp};
 
 /// A posted read or write. Await it, or call [`Posted::wait`], to get its buffer and its outcome. Like a clone of the
@@ -27,14 +27,14 @@ pub struct Posted<B> {
 /// State of a posted access. Small, because a direct access consists of its buffer only.
 enum State<B> {
     Single(Box<Single<B>>),
-    Carried(Box<Carried<B>>),
+    Long(Box<LongAccess<B>>),
     Done(B),
     Failed(B, Box<AccessError>),
     Taken,
 }
 
 /// An access of several parts, or one that must wait before it can be posted.
-struct Carried<B> {
+struct LongAccess<B> {
     session: Session,
     access: Pin<Box<dyn Future<Output = Outcome<B>> + Send>>,
 }
@@ -54,7 +54,7 @@ struct Single<B> {
 }
 
 /// Function that completes a read or a write whose part has ended.
-type Land<B> = fn(&Embedded, Lh, u64, &mut B, &SinglePart<'_>, Ended) -> Result<(), AccessError>;
+type Land<B> = fn(&Embedded, Lh, u64, &mut B, &SinglePart<'_>, OperationResult) -> Result<(), AccessError>;
 
 impl Session {
     /// Posts a write of `from` at `offset`. Returns errors in the outcome of [`Posted`].
@@ -88,7 +88,7 @@ impl Session {
     pub fn post_write<B: AsRef<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, from: B) -> Posted<B> {
         let Kind::Embedded(session) = &self.kind else {
             let session = self.clone();
-            return Posted::carried(self, async move {
+            return Posted::long(self, async move {
                 let outcome = session.write(lh, offset, from.as_ref()).await;
                 (from, outcome)
             });
@@ -115,7 +115,7 @@ impl Session {
             );
         }
         let session = session.clone();
-        Posted::carried(self, async move {
+        Posted::long(self, async move {
             let outcome = session.inner.write(priority, lh, offset, from.as_ref(), reached).await;
             (from, outcome)
         })
@@ -126,7 +126,7 @@ impl Session {
     pub fn post_read<B: AsMut<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, mut into: B) -> Posted<B> {
         let Kind::Embedded(session) = &self.kind else {
             let session = self.clone();
-            return Posted::carried(self, async move {
+            return Posted::long(self, async move {
                 let outcome = session.read(lh, offset, into.as_mut()).await;
                 (into, outcome)
             });
@@ -153,7 +153,7 @@ impl Session {
             );
         }
         let session = session.clone();
-        Posted::carried(self, async move {
+        Posted::long(self, async move {
             let outcome = session.inner.read(priority, lh, offset, into.as_mut(), reached).await;
             (into, outcome)
         })
@@ -173,9 +173,9 @@ impl<B> Posted<B> {
         Posted { state: State::Single(Box::new(Single { session, part, lh, offset, buffer, land })) }
     }
 
-    fn carried(session: &Session, access: impl Future<Output = Outcome<B>> + Send + 'static) -> Posted<B> {
-        let carried = Carried { session: session.clone(), access: Box::pin(access) };
-        let mut posted = Posted { state: State::Carried(Box::new(carried)) };
+    fn long(session: &Session, access: impl Future<Output = Outcome<B>> + Send + 'static) -> Posted<B> {
+        let long = LongAccess { session: session.clone(), access: Box::pin(access) };
+        let mut posted = Posted { state: State::Long(Box::new(long)) };
         // The first poll puts the first parts in flight.
         let _ = posted.poll_end(&mut Context::from_waker(Waker::noop()));
         posted
@@ -214,7 +214,7 @@ impl<B> Posted<B> {
     fn session(&self) -> Option<Session> {
         match &self.state {
             State::Single(single) => Some(single.session.clone().into()),
-            State::Carried(carried) => Some(carried.session.clone()),
+            State::Long(long) => Some(long.session.clone()),
             State::Done(_) | State::Failed(..) | State::Taken => None,
         }
     }
@@ -232,7 +232,7 @@ impl<B> Posted<B> {
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let (buffer, outcome) = match &mut self.state {
             State::Single(single) => std::task::ready!(single.poll(context)),
-            State::Carried(carried) => std::task::ready!(carried.access.as_mut().poll(context)),
+            State::Long(long) => std::task::ready!(long.access.as_mut().poll(context)),
             State::Done(_) | State::Failed(..) | State::Taken => return Poll::Ready(()),
         };
         self.state = match outcome {

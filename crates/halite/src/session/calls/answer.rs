@@ -1,16 +1,16 @@
-//! Answers that the application reads in place, in the memory of the node; see [`Lent`].
+//! Answers that the application reads in place, in the memory of the node; see [`LentReply`].
 
 use std::fmt;
 
 use super::pending::OwnedRequest;
-use crate::rpc::Lent;
+use crate::rpc::LentReply;
 
 /// An answer that the application reads in place. Dropping this value releases the answer's memory. Like a clone of the
 /// session, it keeps the session open.
 ///
 /// [`PendingCall::lend_answer`](crate::PendingCall::lend_answer) returns it.
 pub struct Answer {
-    lent: Lent,
+    lent: LentReply,
     /// The request, which keeps the answer's slot until dropped; `None` if the answer is not in a slot.
     kept: Option<OwnedRequest>,
 }
@@ -22,24 +22,24 @@ impl fmt::Debug for Answer {
 }
 
 impl Answer {
-    pub(super) fn new(lent: Lent, request: OwnedRequest) -> Answer {
-        let in_slot = matches!(lent, Lent::InSlot(_));
+    pub(super) fn new(lent: LentReply, request: OwnedRequest) -> Answer {
+        let in_slot = matches!(lent, LentReply::InSlot(_));
         Answer { lent, kept: in_slot.then_some(request) }
     }
 
     /// Makes an answer from bytes that are already in this process.
     pub(super) fn fetched(bytes: Vec<u8>) -> Answer {
-        Answer { lent: Lent::Fetched(bytes), kept: None }
+        Answer { lent: LentReply::Fetched(bytes), kept: None }
     }
 
     /// Returns the answer's length in bytes. In a fork of the node's process, returns 0 for an answer in the node's
     /// memory.
     pub fn len(&self) -> usize {
         match &self.lent {
-            Lent::InSlot(_) if self.kept.as_ref().is_some_and(OwnedRequest::is_forked) => 0,
-            Lent::Nowhere => 0,
-            Lent::InSlot(window) => window.len() as usize,
-            Lent::Fetched(bytes) => bytes.len(),
+            LentReply::InSlot(_) if self.kept.as_ref().is_some_and(OwnedRequest::is_forked) => 0,
+            LentReply::Empty => 0,
+            LentReply::InSlot(window) => window.len() as usize,
+            LentReply::Fetched(bytes) => bytes.len(),
         }
     }
 
@@ -55,9 +55,9 @@ impl Answer {
         let into = &mut into[..count];
         match &self.lent {
             _ if count == 0 => {}
-            Lent::Nowhere => unreachable!("an answer without memory has no bytes"),
-            Lent::InSlot(window) => window.read(offset as u64, into).expect("measured just before"),
-            Lent::Fetched(bytes) => into.copy_from_slice(&bytes[offset..][..count]),
+            LentReply::Empty => unreachable!("an answer without memory has no bytes"),
+            LentReply::InSlot(window) => window.read(offset as u64, into).expect("measured just before"),
+            LentReply::Fetched(bytes) => into.copy_from_slice(&bytes[offset..][..count]),
         }
         count
     }

@@ -11,10 +11,10 @@ use super::pending::{OwnedRequest, PendingCall};
 use super::server::Function;
 use crate::driver::Driver;
 use crate::driver::fetch::fetch;
-use crate::driver::requests::{Pending, PostFailure, Spun};
+use crate::driver::requests::{Pending, PostFailure, SpinResult};
 use crate::error::{CallCause, CallError};
 use crate::metrics::Timed;
-use crate::rpc::{BATCH_MAX, Into, Reply, Request};
+use crate::rpc::{BATCH_MAX, Reply, ReplyBuffer, Request};
 use crate::runtime::wait::{AdaptiveSpin, join_all};
 use crate::session::calls::remote::RemoteCall;
 use crate::session::{Embedded, Session, embedded};
@@ -34,8 +34,8 @@ impl Session {
             RemoteCall::new(client, node, function, timeout).post(input)?.answer().await
         });
         let mut output = Vec::new();
-        let calling = Calling::new(session, node, function, timeout).unlimited();
-        calling.run(input, Into::Vec(&mut output)).await?;
+        let calling = OutgoingCall::new(session, node, function, timeout).unlimited();
+        calling.run(input, ReplyBuffer::Vec(&mut output)).await?;
         Ok(output)
     }
 
@@ -53,8 +53,8 @@ impl Session {
             let call = RemoteCall::new(client, node, function, timeout).limited(output.len());
             call.post(input)?.answer_into(output).await
         });
-        let calling = Calling::new(session, node, function, timeout).limited(output.len());
-        calling.run(input, Into::Slice(output)).await
+        let calling = OutgoingCall::new(session, node, function, timeout).limited(output.len());
+        calling.run(input, ReplyBuffer::Slice(output)).await
     }
 
     /// Posts a call and returns without waiting for its answer, so that several calls can be in progress.
@@ -71,7 +71,7 @@ impl Session {
             let call = RemoteCall::new(client, node, function, timeout).limited(answer_bytes_max);
             Ok(PendingCall::remote(call.post(input)?))
         });
-        let mut calling = Calling::new(session, node, function, timeout).limited(answer_bytes_max);
+        let mut calling = OutgoingCall::new(session, node, function, timeout).limited(answer_bytes_max);
         calling.start();
         Ok(calling.keep(calling.post(input).await?))
     }
@@ -115,7 +115,7 @@ impl Session {
             let call = RemoteCall::new(client, node, function, timeout).limited(answer_bytes_max);
             inputs.iter().map(|input| Ok(PendingCall::remote(call.post(input.as_ref())?))).collect()
         });
-        let mut calling = Calling::new(session, node, function, timeout).limited(answer_bytes_max);
+        let mut calling = OutgoingCall::new(session, node, function, timeout).limited(answer_bytes_max);
         calling.start();
         let mut posted = Vec::with_capacity(inputs.len());
         while let Some(input) = calling.post_batches(inputs, &mut posted) {
@@ -140,7 +140,7 @@ impl Session {
         });
         let mut pending = Vec::with_capacity(nodes.len());
         for node in nodes {
-            let mut calling = Calling::new(session, *node, function, timeout).unlimited();
+            let mut calling = OutgoingCall::new(session, *node, function, timeout).unlimited();
             calling.start();
             let posted = calling.try_post(input);
             pending.push((calling, posted));
@@ -152,7 +152,7 @@ impl Session {
                 Some(pending) => pending,
                 None => calling.post(input).await?,
             };
-            calling.finish(&mut pending, Into::Vec(&mut output)).await?;
+            calling.finish(&mut pending, ReplyBuffer::Vec(&mut output)).await?;
             Ok(output)
         });
         join_all(answers).await
@@ -174,14 +174,14 @@ const COPIED_BYTES_PER_NS: u64 = 8;
 
 /// A call and its session.
 #[derive(Clone, Copy)]
-pub(crate) struct Calling<'s> {
+pub(crate) struct OutgoingCall<'s> {
     pub(super) session: &'s Embedded,
-    pub(super) terms: Terms,
+    pub(super) parameters: CallParameters,
 }
 
 /// The destination and limits of a call.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct CallParameters {
     pub(super) node: NodeId,
     pub(super) number: u32,
     reply_bytes_max: u32,
@@ -191,15 +191,15 @@ pub(super) struct Terms {
     deadline_ns: u64,
 }
 
-impl<'s> Calling<'s> {
+impl<'s> OutgoingCall<'s> {
     #[inline]
     pub(crate) fn new(
         session: &'s Embedded,
         node: NodeId,
         function: Function,
         timeout: Duration,
-    ) -> Calling<'s> {
-        let terms = Terms {
+    ) -> OutgoingCall<'s> {
+        let parameters = CallParameters {
             node,
             number: function.0,
             reply_bytes_max: 0,
@@ -207,32 +207,38 @@ impl<'s> Calling<'s> {
             timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
             deadline_ns: u64::MAX,
         };
-        Calling { session, terms }
+        OutgoingCall { session, parameters }
     }
 
     /// Makes a [`PendingCall`], which owns a reference to the call's session.
     #[inline]
     fn keep(&self, pending: Pending<'s>) -> PendingCall {
-        PendingCall::new(self.terms, OwnedRequest::new(self.session, pending))
+        PendingCall::new(self.parameters, OwnedRequest::new(self.session, pending))
     }
 
     /// Accepts an answer of any length; the caller reads a long answer from the server's memory.
-    pub(crate) fn unlimited(self) -> Calling<'s> {
-        Calling { terms: Terms { reply_bytes_max: PAYLOAD_BYTES_MAX as u32, ..self.terms }, ..self }
+    pub(crate) fn unlimited(self) -> OutgoingCall<'s> {
+        OutgoingCall {
+            parameters: CallParameters { reply_bytes_max: PAYLOAD_BYTES_MAX as u32, ..self.parameters },
+            ..self
+        }
     }
 
     /// Accepts an answer of at most `len` bytes. The server writes it to this node's memory, unless it is very long.
     #[inline]
-    pub(crate) fn limited(self, len: usize) -> Calling<'s> {
+    pub(crate) fn limited(self, len: usize) -> OutgoingCall<'s> {
         let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
         let reply_in_place = len <= IN_PLACE_BYTES_MAX;
-        Calling { terms: Terms { reply_bytes_max, reply_in_place, ..self.terms }, ..self }
+        OutgoingCall {
+            parameters: CallParameters { reply_bytes_max, reply_in_place, ..self.parameters },
+            ..self
+        }
     }
 
     /// Accepts an answer of at most `len` bytes, for which the caller reserves no memory.
-    pub(crate) fn bounded(self, len: usize) -> Calling<'s> {
+    pub(crate) fn bounded(self, len: usize) -> OutgoingCall<'s> {
         let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
-        Calling { terms: Terms { reply_bytes_max, ..self.terms }, ..self }
+        OutgoingCall { parameters: CallParameters { reply_bytes_max, ..self.parameters }, ..self }
     }
 
     #[inline]
@@ -240,41 +246,42 @@ impl<'s> Calling<'s> {
         Request {
             to: None,
             kind: Kind::Call,
-            number: self.terms.number,
+            number: self.parameters.number,
             principal: &self.session.inner.principal,
             principal_number: self.session.inner.principal_number,
             input,
-            reply_bytes_max: self.terms.reply_bytes_max,
-            reply_in_place: self.terms.reply_in_place,
-            deadline_ns: self.terms.deadline_ns,
+            reply_bytes_max: self.parameters.reply_bytes_max,
+            reply_in_place: self.parameters.reply_in_place,
+            deadline_ns: self.parameters.deadline_ns,
             priority: self.session.priority,
         }
     }
 
     #[inline]
     fn start(&mut self) {
-        self.terms.deadline_ns = self.session.inner.driver.now_ns().saturating_add(self.terms.timeout_ns);
+        self.parameters.deadline_ns =
+            self.session.inner.driver.now_ns().saturating_add(self.parameters.timeout_ns);
     }
 
     /// Starts the timeout if it has not started yet. A spinning thread starts it at the end of its spin, which is
     /// short.
     #[inline]
     fn start_unless_started(&mut self) -> bool {
-        let starts = self.terms.deadline_ns == u64::MAX;
+        let starts = self.parameters.deadline_ns == u64::MAX;
         if starts {
             self.start();
         }
         starts
     }
 
-    pub(crate) async fn run(self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+    pub(crate) async fn run(self, input: &[u8], into: ReplyBuffer<'_>) -> Result<usize, CallError> {
         let begin_ns = self.begin();
         let ended = self.run_untimed(input, into).await;
         self.end(begin_ns);
         ended
     }
 
-    async fn run_untimed(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+    async fn run_untimed(mut self, input: &[u8], into: ReplyBuffer<'_>) -> Result<usize, CallError> {
         self.start();
         let mut pending = self.post(input).await?;
         self.finish(&mut pending, into).await
@@ -283,7 +290,7 @@ impl<'s> Calling<'s> {
     /// Runs the call on a thread that drives the node while it waits. A reply that arrives during the spin needs no
     /// waker, and no clock read unless the call is timed.
     #[inline]
-    pub(crate) fn run_blocking(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+    pub(crate) fn run_blocking(mut self, input: &[u8], into: ReplyBuffer<'_>) -> Result<usize, CallError> {
         let begin_ns = self.begin();
         let ended = match self.try_post(input) {
             Some(mut pending) => self.wait_blocking(&mut pending, into),
@@ -297,23 +304,23 @@ impl<'s> Calling<'s> {
     pub(super) fn wait_blocking(
         &mut self,
         pending: &mut Pending<'s>,
-        mut into: Into<'_>,
+        mut into: ReplyBuffer<'_>,
     ) -> Result<usize, CallError> {
         let driver: &'s Driver = &self.session.inner.driver;
-        if self.terms.reply_in_place && self.terms.reply_bytes_max > SOON_COPIED_BYTES_MAX {
-            let bytes = self.terms.reply_bytes_max.min(SPUN_BYTES_MAX);
+        if self.parameters.reply_in_place && self.parameters.reply_bytes_max > SOON_COPIED_BYTES_MAX {
+            let bytes = self.parameters.reply_bytes_max.min(SPUN_BYTES_MAX);
             AdaptiveSpin::change(|spin| spin.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
         }
         match pending.spin(into.reborrow()) {
-            Spun::Taken(Reply::DoneAt(len, address)) => {
+            SpinResult::Taken(Reply::DoneAt(len, address)) => {
                 self.start_unless_started();
                 driver.block_on(self.fetch_output(pending, len, address, into))
             }
-            Spun::Taken(reply) => self.output_of(reply),
-            Spun::Ended(look) => Err(self.failed(self.ended(look))),
-            Spun::InVain { has_spun } => {
+            SpinResult::Taken(reply) => self.output_of(reply),
+            SpinResult::Ended(state) => Err(self.failed(self.ended(state))),
+            SpinResult::NoReply { has_spun } => {
                 if self.start_unless_started() {
-                    pending.set_deadline(self.terms.deadline_ns);
+                    pending.set_deadline(self.parameters.deadline_ns);
                 }
                 driver.block_on_after(has_spun, self.finish(pending, into))
             }
@@ -364,12 +371,12 @@ impl<'s> Calling<'s> {
             if driver.is_forked() || driver.shared.shaping.is_active() {
                 return Some(next);
             }
-            if !posted.is_empty() && driver.now_ns() >= self.terms.deadline_ns {
+            if !posted.is_empty() && driver.now_ns() >= self.parameters.deadline_ns {
                 posted.resize_with(inputs.len(), || Err(self.not_posted(PostFailure::Timeout)));
                 return None;
             }
             let sent = driver
-                .with_calls(|rpc, _| rpc.try_request_batch(self.terms.node, &self.request(next), &left));
+                .with_calls(|rpc, _| rpc.try_request_batch(self.parameters.node, &self.request(next), &left));
             let Some(sent) = sent else { return Some(next) };
             left[..sent.len()].iter().for_each(|input| driver.count_posted(Kind::Call, input.len() as u64));
             posted.extend(sent.into_iter().map(|one| Ok(self.keep(Pending::new(driver, one)))));
@@ -378,7 +385,7 @@ impl<'s> Calling<'s> {
 
     async fn post(&self, input: &[u8]) -> Result<Pending<'s>, CallError> {
         let driver: &'s Driver = &self.session.inner.driver;
-        let posted = driver.post_request(self.terms.node, &self.request(input)).await;
+        let posted = driver.post_request(self.parameters.node, &self.request(input)).await;
         posted.map_err(|failure| self.not_posted(failure))
     }
 
@@ -386,13 +393,17 @@ impl<'s> Calling<'s> {
     #[inline]
     pub(crate) fn try_post(&self, input: &[u8]) -> Option<Pending<'s>> {
         let driver: &'s Driver = &self.session.inner.driver;
-        driver.try_post_request(self.terms.node, &self.request(input)).ok()
+        driver.try_post_request(self.parameters.node, &self.request(input)).ok()
     }
 
-    pub(crate) async fn finish(&self, pending: &mut Pending<'s>, into: Into<'_>) -> Result<usize, CallError> {
+    pub(crate) async fn finish(
+        &self,
+        pending: &mut Pending<'s>,
+        into: ReplyBuffer<'_>,
+    ) -> Result<usize, CallError> {
         match pending.answered().await {
             ReplyState::Replied => self.take(pending, into).await,
-            look => Err(self.failed(self.ended(look))),
+            state => Err(self.failed(self.ended(state))),
         }
     }
 
@@ -400,7 +411,7 @@ impl<'s> Calling<'s> {
     pub(crate) async fn take(
         &self,
         pending: &mut Pending<'s>,
-        mut into: Into<'_>,
+        mut into: ReplyBuffer<'_>,
     ) -> Result<usize, CallError> {
         match pending.take(into.reborrow()) {
             Reply::DoneAt(len, address) => self.fetch_output(pending, len, address, into).await,
@@ -426,7 +437,7 @@ impl<'s> Calling<'s> {
         pending: &mut Pending<'s>,
         len: usize,
         address: RemoteAddress,
-        mut into: Into<'_>,
+        mut into: ReplyBuffer<'_>,
     ) -> Result<usize, CallError> {
         let driver = &self.session.inner.driver;
         let target = match into.prepare(len) {
@@ -434,7 +445,7 @@ impl<'s> Calling<'s> {
             Err(refused) => return self.output_of(refused),
         };
         // The timeout also covers the fetch, for which the caller waits as well.
-        let left = Duration::from_nanos(self.terms.deadline_ns.saturating_sub(driver.now_ns()));
+        let left = Duration::from_nanos(self.parameters.deadline_ns.saturating_sub(driver.now_ns()));
         match driver.within(left, fetch(driver, pending.target(), address, target)).await {
             Some(Ok(())) => Ok(len),
             Some(Err(_)) => Err(self.failed(CallCause::PeerDown)),
@@ -442,9 +453,9 @@ impl<'s> Calling<'s> {
         }
     }
 
-    pub(crate) fn ended(&self, look: ReplyState) -> CallCause {
+    pub(crate) fn ended(&self, state: ReplyState) -> CallCause {
         let driver = &self.session.inner.driver;
-        match look {
+        match state {
             _ if driver.is_closed() => {
                 driver.closed_or_forked(CallCause::NodeClosed(driver.shared.node), CallCause::Forked)
             }
@@ -459,7 +470,7 @@ impl<'s> Calling<'s> {
             Status::Busy => CallCause::Busy,
             Status::Denied => CallCause::PermissionDenied,
             Status::TooLong(len) => {
-                let max = u64::from(self.terms.reply_bytes_max);
+                let max = u64::from(self.parameters.reply_bytes_max);
                 CallCause::ReplyTooLong { len: u64::from(len), max }
             }
             Status::Dropped => CallCause::NoReply,
@@ -476,7 +487,7 @@ impl<'s> Calling<'s> {
     pub(crate) fn failed(&self, cause: CallCause) -> CallError {
         let may_have_run = cause.may_have_run_once_posted();
         self.count_failure();
-        CallError { node: self.terms.node, function: self.terms.number, cause, may_have_run }
+        CallError { node: self.parameters.node, function: self.parameters.number, cause, may_have_run }
     }
 
     #[cold]
@@ -507,8 +518,8 @@ impl<'s> Calling<'s> {
     fn not_posted(&self, failure: PostFailure) -> CallError {
         self.count_failure();
         CallError {
-            node: self.terms.node,
-            function: self.terms.number,
+            node: self.parameters.node,
+            function: self.parameters.number,
             cause: failure.into(),
             may_have_run: false,
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  serve_named("words") ── serves function h("words") ── registers (name, node) in the directory
-//!  call_named("words")  ── nodes of "words", remembered or from the directory ── call(node, h("words"))
+//!  call_named("words")  ── nodes of "words", cached or from the directory ── call(node, h("words"))
 //! ```
 //!
 //! The directory stores only the nodes that serve a name: the function's number is a hash `h` of the name.
@@ -26,22 +26,22 @@ use crate::runtime::locks::{lock, ranked};
 use crate::session::attached::wire::{self, Request};
 use crate::session::attached::{Answer, Client, Remote};
 use crate::session::calls::served::RemoteServer;
-use crate::session::{Commanded, Embedded, Session, check_name, embedded};
+use crate::session::{CommandFuture, Embedded, Session, check_name, embedded};
 
 /// Time, in nanoseconds, after which a session asks again for the servers of a shared name, so that it finds new
 /// servers.
 const SHARED_FOR_NS: u64 = 1_000_000_000;
 
 /// The services that a session has called, by name.
-pub(crate) type Services = Mutex<BTreeMap<Box<str>, Known>>;
+pub(crate) type Services = Mutex<BTreeMap<Box<str>, KnownServers>>;
 
 ranked! {
-    BTreeMap<Box<str>, Known> => SessionServices;
+    BTreeMap<Box<str>, KnownServers> => SessionServices;
 }
 
 /// The servers of a name, as the directory last listed them.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownServers {
     nodes: Vec<NodeId>,
     /// Index of the server for the next call.
     next: usize,
@@ -49,16 +49,16 @@ pub(crate) struct Known {
     expires_ns: u64,
 }
 
-impl Known {
-    fn new(servers: &[NamedServer], now_ns: u64) -> Known {
+impl KnownServers {
+    fn new(servers: &[NamedServer], now_ns: u64) -> KnownServers {
         let is_shared = servers.iter().any(|server| server.is_shared);
         let expires_ns = if is_shared { now_ns.saturating_add(SHARED_FOR_NS) } else { u64::MAX };
-        Known { nodes: servers.iter().map(|server| server.node).collect(), next: 0, expires_ns }
+        KnownServers { nodes: servers.iter().map(|server| server.node).collect(), next: 0, expires_ns }
     }
 
     /// Returns all nodes that serve the name, beginning with the node for the next call. The following call begins with
     /// the next node.
-    fn turn(&mut self) -> Vec<NodeId> {
+    fn rotation(&mut self) -> Vec<NodeId> {
         let mut nodes = self.nodes.clone();
         nodes.rotate_left(self.next);
         self.next = (self.next + 1) % self.nodes.len();
@@ -81,7 +81,7 @@ impl Registration {
         if self.has_ended.swap(true, Ordering::Relaxed) || driver.is_closed() || driver.is_forked() {
             return;
         }
-        drop(Commanded::submitted(&self.session.inner, Command::Unregister(self.id)));
+        drop(CommandFuture::submit(&self.session.inner, Command::Unregister(self.id)));
     }
 }
 
@@ -130,7 +130,7 @@ impl Session {
         let id = ServiceId::Function(function_of(name).0);
         let receiver = Receiver::open(session, id, options).map_err(|error| failed(error.cause))?;
         let register = Command::Register { service: name.to_owned(), is_shared };
-        match Commanded::new(&session.inner, register).await {
+        match CommandFuture::new(&session.inner, register).await {
             Ok(Outcome::Registered(id)) => {
                 let registration =
                     Registration { session: session.clone(), id, has_ended: AtomicBool::new(false) };
@@ -157,16 +157,13 @@ impl Session {
         timeout: Duration,
     ) -> Result<Vec<u8>, NamedCallError> {
         let failed = |cause| NamedCallError { name: name.to_owned(), cause };
-        let session = embedded!(self, client => {
-            let call = NamedCall { name, input, timeout };
-            call.run(client).await
-        });
+        let session = embedded!(self, client => call_remotely(client, name, input, timeout).await);
         check_service(name).map_err(|cause| failed(NamedCallCause::Name(cause)))?;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let deadline_ns = session.inner.driver.now_ns().saturating_add(timeout_ns);
-        let remembered = session.remembered(name);
+        let cached = session.cached(name);
         let mut last = NamedCallCause::NoServer;
-        for known in [remembered, None] {
+        for known in [cached, None] {
             let is_resolved = known.is_none();
             let nodes = match known {
                 Some(nodes) => nodes,
@@ -175,7 +172,7 @@ impl Session {
             for node in nodes {
                 match self.call(node, function_of(name), input, session.left(deadline_ns)).await {
                     Ok(answer) => return Ok(answer),
-                    Err(error) if error.may_have_run || !is_for_next(error.cause) => {
+                    Err(error) if error.may_have_run || !may_try_next_server(error.cause) => {
                         return Err(failed(NamedCallCause::Call(error)));
                     }
                     Err(error) => {
@@ -202,48 +199,43 @@ impl Session {
     }
 }
 
-/// A call by name from an attached session.
-struct NamedCall<'a> {
-    name: &'a str,
-    input: &'a [u8],
+/// Calls a name for an attached session.
+async fn call_remotely(
+    client: &Client,
+    name: &str,
+    input: &[u8],
     timeout: Duration,
-}
-
-impl NamedCall<'_> {
-    async fn run(self, client: &Client) -> Result<Vec<u8>, NamedCallError> {
-        let NamedCall { name, input, timeout } = self;
-        // After the loss of the connection, the caller cannot know the function of the name or whether its handler ran.
-        let failed = |cause, may_have_run| {
-            let call = CallError { node: client.node(), function: function_of(name).0, cause, may_have_run };
-            NamedCallError { name: name.to_owned(), cause: NamedCallCause::Call(call) }
-        };
-        match input.len() {
-            len if len as u64 > PAYLOAD_BYTES_MAX => {
-                return Err(failed(CallCause::InputTooLong { len: len as u64 }, false));
-            }
-            len if len > wire::PAYLOAD_BYTES_MAX => return Err(failed(CallCause::NoMemory, false)),
-            _ => {}
+) -> Result<Vec<u8>, NamedCallError> {
+    // After the loss of the connection, the caller cannot know which node was called, or whether the handler ran.
+    let failed = |cause, may_have_run| {
+        let call = CallError { node: client.node(), function: function_of(name).0, cause, may_have_run };
+        NamedCallError { name: name.to_owned(), cause: NamedCallCause::Call(call) }
+    };
+    match input.len() {
+        len if len as u64 > PAYLOAD_BYTES_MAX => {
+            return Err(failed(CallCause::InputTooLong { len: len as u64 }, false));
         }
-        let lost = |gone: Gone| failed(gone.into(), gone.maybe_done());
-        let answer = client.ask_with(&Request::CallNamed { name, timeout }, &[input], None, lost).await?;
-        let answer: Answer<()> = answer;
-        Ok(answer.into_data())
+        len if len > wire::PAYLOAD_BYTES_MAX => return Err(failed(CallCause::NoMemory, false)),
+        _ => {}
     }
+    let lost = |gone: Gone| failed(gone.into(), gone.maybe_done());
+    let request = Request::CallNamed { name, timeout };
+    client.ask_with(&request, &[input], None, lost).await.map(Answer::<()>::into_data)
 }
 
 impl Embedded {
     async fn listed(&self, name: Option<&str>) -> Result<Vec<NamedServer>, RegionCause> {
-        match Commanded::new(&self.inner, Command::ListServers(name.map(str::to_owned))).await {
+        match CommandFuture::new(&self.inner, Command::ListServers(name.map(str::to_owned))).await {
             Ok(Outcome::Servers(servers)) => Ok(servers),
             Ok(_) => unreachable!("the command returns a list"),
             Err(error) => Err(self.directory_cause(error.into(), true)),
         }
     }
 
-    fn remembered(&self, name: &str) -> Option<Vec<NodeId>> {
+    fn cached(&self, name: &str) -> Option<Vec<NodeId>> {
         let mut services = lock(&self.inner.services);
         let known = services.get_mut(name).filter(|known| self.inner.driver.now_ns() < known.expires_ns)?;
-        Some(known.turn())
+        Some(known.rotation())
     }
 
     /// Asks the directory for the servers of a name, and remembers them.
@@ -256,7 +248,7 @@ impl Embedded {
             None if driver.is_closed() => return Err(NamedCallCause::Name(self.inner.closed_region())),
             None => return Err(NamedCallCause::Timeout),
         };
-        let mut known = Known::new(&servers, driver.now_ns());
+        let mut known = KnownServers::new(&servers, driver.now_ns());
         if servers.is_empty() {
             lock(&self.inner.services).remove(name);
             return Err(NamedCallCause::NoServer);
@@ -264,7 +256,7 @@ impl Embedded {
         let mut services = lock(&self.inner.services);
         // Calls continue to alternate from where they were.
         known.next = services.get(name).map_or(0, |former| former.next) % known.nodes.len();
-        let nodes = known.turn();
+        let nodes = known.rotation();
         services.insert(name.into(), known);
         Ok(nodes)
     }
@@ -275,7 +267,7 @@ impl Embedded {
 }
 
 /// Returns true if the call may go to another server, because it failed before a handler ran.
-fn is_for_next(cause: CallCause) -> bool {
+fn may_try_next_server(cause: CallCause) -> bool {
     matches!(
         cause,
         CallCause::PeerDown

@@ -6,10 +6,10 @@
 use std::fmt;
 
 use super::answer::Answer;
-use super::call::{Calling, Terms};
+use super::call::{CallParameters, OutgoingCall};
 use crate::driver::requests::Pending;
 use crate::error::CallError;
-use crate::rpc::{self, Into, Lent};
+use crate::rpc::{self, LentReply, ReplyBuffer};
 use crate::session::Embedded;
 use crate::session::calls::remote::RemoteAnswer;
 
@@ -19,21 +19,21 @@ pub struct PendingCall {
 }
 
 enum Posted {
-    Here(LocalCall),
+    Local(LocalCall),
     /// The node of an attached session executes the call.
-    There(RemoteAnswer),
+    Remote(RemoteAnswer),
 }
 
 struct LocalCall {
-    terms: Terms,
+    parameters: CallParameters,
     request: OwnedRequest,
 }
 
 impl fmt::Debug for PendingCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (node, function) = match &self.call {
-            Posted::Here(call) => (call.terms.node, call.terms.number),
-            Posted::There(call) => call.target(),
+            Posted::Local(call) => (call.parameters.node, call.parameters.number),
+            Posted::Remote(call) => call.target(),
         };
         f.debug_struct("PendingCall").field("node", &node).field("function", &function).finish()
     }
@@ -41,22 +41,22 @@ impl fmt::Debug for PendingCall {
 
 impl PendingCall {
     #[inline]
-    pub(super) fn new(terms: Terms, request: OwnedRequest) -> PendingCall {
-        PendingCall { call: Posted::Here(LocalCall { terms, request }) }
+    pub(super) fn new(parameters: CallParameters, request: OwnedRequest) -> PendingCall {
+        PendingCall { call: Posted::Local(LocalCall { parameters, request }) }
     }
 
     pub(super) fn remote(call: RemoteAnswer) -> PendingCall {
-        PendingCall { call: Posted::There(call) }
+        PendingCall { call: Posted::Remote(call) }
     }
 }
 
 impl LocalCall {
     /// Returns the call and its request. From now on, dropping the returned request cancels the call.
     #[inline]
-    fn resume(&mut self) -> (Calling<'_>, Pending<'_>) {
+    fn resume(&mut self) -> (OutgoingCall<'_>, Pending<'_>) {
         let session = &self.request.session;
         let posted = self.request.posted.take().expect("a call is resumed once");
-        (Calling { session, terms: self.terms }, Pending::new(&session.inner.driver, posted))
+        (OutgoingCall { session, parameters: self.parameters }, Pending::new(&session.inner.driver, posted))
     }
 }
 
@@ -64,12 +64,12 @@ impl PendingCall {
     /// Waits for the answer and returns it.
     pub async fn answer(self) -> Result<Vec<u8>, CallError> {
         let mut call = match self.call {
-            Posted::Here(call) => call,
-            Posted::There(call) => return call.answer().await,
+            Posted::Local(call) => call,
+            Posted::Remote(call) => return call.answer().await,
         };
         let mut output = Vec::new();
         let (calling, mut pending) = call.resume();
-        calling.finish(&mut pending, Into::Vec(&mut output)).await?;
+        calling.finish(&mut pending, ReplyBuffer::Vec(&mut output)).await?;
         Ok(output)
     }
 
@@ -77,11 +77,11 @@ impl PendingCall {
     /// shorter than the answer; the answer is then lost, and the error contains its length.
     pub async fn answer_into(self, output: &mut [u8]) -> Result<usize, CallError> {
         let mut call = match self.call {
-            Posted::Here(call) => call,
-            Posted::There(call) => return call.answer_into(output).await,
+            Posted::Local(call) => call,
+            Posted::Remote(call) => return call.answer_into(output).await,
         };
         let (calling, mut pending) = call.resume();
-        calling.finish(&mut pending, Into::Slice(output)).await
+        calling.finish(&mut pending, ReplyBuffer::Slice(output)).await
     }
 
     /// Waits for the answer and lends it in place, without a copy. An answer of more than 64 MiB is first read from the
@@ -107,21 +107,21 @@ impl PendingCall {
     /// ```
     pub async fn lend_answer(self) -> Result<Answer, CallError> {
         let mut call = match self.call {
-            Posted::Here(call) => call,
-            Posted::There(call) => return call.answer().await.map(Answer::fetched),
+            Posted::Local(call) => call,
+            Posted::Remote(call) => return call.answer().await.map(Answer::fetched),
         };
-        let mut lent = Lent::default();
+        let mut lent = LentReply::default();
         let (calling, mut pending) = call.resume();
-        calling.finish(&mut pending, Into::Lent(&mut lent)).await?;
+        calling.finish(&mut pending, ReplyBuffer::Lent(&mut lent)).await?;
         call.request.posted = pending.into_open();
         Ok(Answer::new(lent, call.request))
     }
 
     #[inline]
-    pub(crate) fn answer_blocking(self, into: Into<'_>) -> Result<usize, CallError> {
+    pub(crate) fn answer_blocking(self, into: ReplyBuffer<'_>) -> Result<usize, CallError> {
         let mut call = match self.call {
-            Posted::Here(call) => call,
-            Posted::There(call) => return call.answer_blocking(into),
+            Posted::Local(call) => call,
+            Posted::Remote(call) => return call.answer_blocking(into),
         };
         let (mut calling, mut pending) = call.resume();
         calling.wait_blocking(&mut pending, into)
@@ -129,12 +129,12 @@ impl PendingCall {
 
     pub(crate) fn lend_answer_blocking(self) -> Result<Answer, CallError> {
         let mut call = match self.call {
-            Posted::Here(call) => call,
-            Posted::There(call) => return call.lend_blocking(),
+            Posted::Local(call) => call,
+            Posted::Remote(call) => return call.lend_blocking(),
         };
-        let mut lent = Lent::default();
+        let mut lent = LentReply::default();
         let (mut calling, mut pending) = call.resume();
-        calling.wait_blocking(&mut pending, Into::Lent(&mut lent))?;
+        calling.wait_blocking(&mut pending, ReplyBuffer::Lent(&mut lent))?;
         call.request.posted = pending.into_open();
         Ok(Answer::new(lent, call.request))
     }
@@ -152,9 +152,7 @@ impl OwnedRequest {
     pub(super) fn new(session: &Embedded, pending: Pending<'_>) -> OwnedRequest {
         OwnedRequest { session: session.clone(), posted: pending.into_open() }
     }
-}
 
-impl OwnedRequest {
     pub(super) fn is_forked(&self) -> bool {
         self.session.inner.driver.is_forked()
     }

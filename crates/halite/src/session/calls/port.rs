@@ -8,9 +8,9 @@ use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
 
 use super::server::Receiver;
-use crate::driver::requests::{Pending, PostFailure, Spun};
+use crate::driver::requests::{Pending, PostFailure, SpinResult};
 use crate::error::{Gone, SendCause, SendError, ServeCause, ServeError};
-use crate::rpc::{Incoming, Into, Reply, Request, ServeOptions, ServiceId};
+use crate::rpc::{Incoming, Reply, ReplyBuffer, Request, ServeOptions, ServiceId};
 use crate::session::attached::wire::{self, Request as Asked};
 use crate::session::attached::{Answer, Client};
 use crate::session::calls::served::RemoteMailbox;
@@ -34,9 +34,9 @@ pub struct Mailbox {
 }
 
 enum Opened {
-    Here(Receiver),
+    Local(Receiver),
     /// The node of an attached session has the port.
-    There(Arc<RemoteMailbox>),
+    Remote(Arc<RemoteMailbox>),
 }
 
 /// A message that a port received.
@@ -53,8 +53,8 @@ pub struct Message {
 impl fmt::Debug for Mailbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.opened {
-            Opened::Here(receiver) => f.debug_tuple("Mailbox").field(&receiver.service.id).finish(),
-            Opened::There(mailbox) => f.debug_tuple("Mailbox").field(mailbox).finish(),
+            Opened::Local(receiver) => f.debug_tuple("Mailbox").field(&receiver.service.id).finish(),
+            Opened::Remote(mailbox) => f.debug_tuple("Mailbox").field(mailbox).finish(),
         }
     }
 }
@@ -62,8 +62,8 @@ impl fmt::Debug for Mailbox {
 impl Clone for Opened {
     fn clone(&self) -> Opened {
         match self {
-            Opened::Here(receiver) => Opened::Here(receiver.join()),
-            Opened::There(mailbox) => Opened::There(mailbox.clone()),
+            Opened::Local(receiver) => Opened::Local(receiver.join()),
+            Opened::Remote(mailbox) => Opened::Remote(mailbox.clone()),
         }
     }
 }
@@ -72,31 +72,31 @@ impl Mailbox {
     /// Waits for the next message. If the future is dropped, the message stays for other receivers.
     pub async fn recv(&self) -> Result<Message, ServeError> {
         match &self.opened {
-            Opened::Here(receiver) => receiver.recv().await.map(|incoming| message(receiver, incoming)),
-            Opened::There(mailbox) => mailbox.recv().await,
+            Opened::Local(receiver) => receiver.recv().await.map(|incoming| message(receiver, incoming)),
+            Opened::Remote(mailbox) => mailbox.recv().await,
         }
     }
 
     /// Returns the next message, or `None` if none is queued.
     pub fn try_recv(&self) -> Result<Option<Message>, ServeError> {
         match &self.opened {
-            Opened::Here(receiver) => Ok(receiver.try_recv()?.map(|incoming| message(receiver, incoming))),
-            Opened::There(mailbox) => mailbox.try_recv(),
+            Opened::Local(receiver) => Ok(receiver.try_recv()?.map(|incoming| message(receiver, incoming))),
+            Opened::Remote(mailbox) => mailbox.try_recv(),
         }
     }
 
     /// Closes the port for all its receivers. Later `recv`s and sends fail.
     pub fn close(&self) {
         match &self.opened {
-            Opened::Here(receiver) => receiver.close(),
-            Opened::There(mailbox) => mailbox.close(),
+            Opened::Local(receiver) => receiver.close(),
+            Opened::Remote(mailbox) => mailbox.close(),
         }
     }
 
     pub(crate) fn recv_blocking(&self) -> Result<Message, ServeError> {
         match &self.opened {
-            Opened::Here(receiver) => receiver.recv_blocking().map(|incoming| message(receiver, incoming)),
-            Opened::There(mailbox) => mailbox.block_on(mailbox.recv()),
+            Opened::Local(receiver) => receiver.recv_blocking().map(|incoming| message(receiver, incoming)),
+            Opened::Remote(mailbox) => mailbox.block_on(mailbox.recv()),
         }
     }
 }
@@ -130,7 +130,7 @@ impl Session {
         let session = embedded!(self, client => {
             let request = Asked::OpenPort { port: port.0, options };
             let mailbox = client.block_on(RemoteMailbox::open(client, &request, port.0))?;
-            Ok(Mailbox { opened: Opened::There(Arc::new(mailbox)) })
+            Ok(Mailbox { opened: Opened::Remote(Arc::new(mailbox)) })
         });
         session.open_any_port(port, options)
     }
@@ -177,7 +177,7 @@ pub(super) fn lost(node: NodeId, port: Port, len: usize) -> impl Fn(Gone) -> Sen
 impl Embedded {
     pub(crate) fn open_any_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
         let receiver = Receiver::open(self, ServiceId::Port(port.0), options)?;
-        Ok(Mailbox { opened: Opened::Here(receiver) })
+        Ok(Mailbox { opened: Opened::Local(receiver) })
     }
 
     pub(crate) async fn send_to_any_port(
@@ -216,7 +216,7 @@ impl Embedded {
         kind: Kind,
         granted: Option<Grant<'s>>,
     ) -> Result<Option<Grant<'s>>, SendError> {
-        let sending = Sending::of(self, node, port, bytes);
+        let sending = OutgoingMessage::of(self, node, port, bytes);
         let request = sending.request(kind, bytes, granted.as_ref());
         let posted = self.inner.driver.post_request(node, &request).await;
         let mut pending = posted.map_err(|failure| sending.failed(failure.into(), false))?;
@@ -258,27 +258,27 @@ impl Embedded {
         kind: Kind,
     ) -> Option<Result<Option<Grant<'s>>, SendError>> {
         let driver = &self.inner.driver;
-        let sending = Sending::of(self, node, port, bytes);
+        let sending = OutgoingMessage::of(self, node, port, bytes);
         let mut pending = driver.try_post_request(node, &sending.request(kind, bytes, None)).ok()?;
-        Some(match pending.spin(Into::Slice(&mut [])) {
-            Spun::Taken(reply) => sending.handle_reply(pending.target(), reply),
-            Spun::Ended(_) => Err(sending.lost()),
-            Spun::InVain { has_spun } => driver.block_on_after(has_spun, sending.finish(&mut pending)),
+        Some(match pending.spin(ReplyBuffer::Slice(&mut [])) {
+            SpinResult::Taken(reply) => sending.handle_reply(pending.target(), reply),
+            SpinResult::Ended(_) => Err(sending.lost()),
+            SpinResult::NoReply { has_spun } => driver.block_on_after(has_spun, sending.finish(&mut pending)),
         })
     }
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Sending<'s> {
+pub(super) struct OutgoingMessage<'s> {
     pub(super) session: &'s Embedded,
     pub(super) node: NodeId,
     pub(super) port: Port,
     pub(super) len: usize,
 }
 
-impl<'s> Sending<'s> {
-    pub(super) fn of(session: &'s Embedded, node: NodeId, port: Port, bytes: &[u8]) -> Sending<'s> {
-        Sending { session, node, port, len: bytes.len() }
+impl<'s> OutgoingMessage<'s> {
+    pub(super) fn of(session: &'s Embedded, node: NodeId, port: Port, bytes: &[u8]) -> OutgoingMessage<'s> {
+        OutgoingMessage { session, node, port, len: bytes.len() }
     }
 
     pub(super) fn request<'b>(&self, kind: Kind, bytes: &'b [u8], granted: Option<&Grant<'_>>) -> Request<'b>
@@ -303,7 +303,7 @@ impl<'s> Sending<'s> {
         match pending.answered().await {
             // If dropped meanwhile, the grant is declined by the slot that holds it.
             ReplyState::Replied => {
-                let reply = pending.take(Into::Slice(&mut []));
+                let reply = pending.take(ReplyBuffer::Slice(&mut []));
                 self.handle_reply(pending.target(), reply)
             }
             _ => Err(self.lost()),
@@ -312,7 +312,7 @@ impl<'s> Sending<'s> {
 
     /// Handles the receiving node's reply. Returns a grant if the message must be sent again with it.
     pub(super) fn handle_reply(&self, from: Target, reply: Reply) -> Result<Option<Grant<'s>>, SendError> {
-        let Sending { session, port, .. } = *self;
+        let OutgoingMessage { session, port, .. } = *self;
         match answer_of(reply) {
             Ok(granted) => Ok(granted.map(|number| Grant { session, at: from, port, number })),
             Err(cause) => Err(self.failed(cause, cause == SendCause::NotUnderstood)),

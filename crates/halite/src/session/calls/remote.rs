@@ -7,9 +7,9 @@ use halite_tier::ids::NodeId;
 use halite_tier::rpc::PAYLOAD_BYTES_MAX;
 
 use super::answer::Answer;
-use super::{Calling, Function};
+use super::{Function, OutgoingCall};
 use crate::error::{CallCause, CallError, Gone};
-use crate::rpc::Into;
+use crate::rpc::ReplyBuffer;
 use crate::session::Embedded;
 use crate::session::attached::wire::{self, Request};
 use crate::session::attached::{self, Client, Pending, decoded};
@@ -37,8 +37,8 @@ impl Embedded {
         timeout: Duration,
     ) -> Result<Vec<u8>, CallError> {
         let mut output = Vec::new();
-        let calling = Calling::new(self, node, function, timeout).bounded(answer_bytes_max);
-        calling.run(input, Into::Vec(&mut output)).await?;
+        let calling = OutgoingCall::new(self, node, function, timeout).bounded(answer_bytes_max);
+        calling.run(input, ReplyBuffer::Vec(&mut output)).await?;
         Ok(output)
     }
 }
@@ -102,15 +102,15 @@ impl RemoteAnswer {
         Ok(len)
     }
 
-    pub(super) fn answer_blocking(self, into: Into<'_>) -> Result<usize, CallError> {
+    pub(super) fn answer_blocking(self, into: ReplyBuffer<'_>) -> Result<usize, CallError> {
         let client = self.client.clone();
         match into {
-            Into::Vec(output) => {
+            ReplyBuffer::Vec(output) => {
                 *output = client.block_on(self.answer())?;
                 Ok(output.len())
             }
-            Into::Slice(output) => client.block_on(self.answer_into(output)),
-            Into::Lent(_) => unreachable!("answers of attached sessions are lent by `lend_blocking`"),
+            ReplyBuffer::Slice(output) => client.block_on(self.answer_into(output)),
+            ReplyBuffer::Lent(_) => unreachable!("answers of attached sessions are lent by `lend_blocking`"),
         }
     }
 

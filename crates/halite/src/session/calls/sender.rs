@@ -16,18 +16,18 @@ use std::task::Poll;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Kind, ReplyState, Target};
 
-use super::port::{Port, Sending, check_port, lost, send_error};
-use crate::driver::requests::{Pending, Spun};
+use super::port::{OutgoingMessage, Port, check_port, lost, send_error};
+use crate::driver::requests::{Pending, SpinResult};
 use crate::error::{SendCause, SendError};
-use crate::rpc::{Into, Posted, Reply};
+use crate::rpc::{Posted, Reply, ReplyBuffer};
 use crate::session::attached::wire::{self, Request};
 use crate::session::attached::{Answer, Client, Remote};
 use crate::session::{self, Embedded, Session};
 
 /// Maximum number of messages of a sender in progress.
-const UNDER_WAY_MAX: usize = 64;
+const IN_PROGRESS_MAX: usize = 64;
 /// Maximum number of bytes of the messages in progress; a single message may be longer.
-const UNDER_WAY_BYTES_MAX: usize = 256 << 10;
+const IN_PROGRESS_BYTES_MAX: usize = 256 << 10;
 
 /// Sends messages to a port without waiting for each of them. The messages arrive in the order of sending.
 ///
@@ -36,13 +36,13 @@ const UNDER_WAY_BYTES_MAX: usize = 256 << 10;
 pub struct Sender {
     node: NodeId,
     port: Port,
-    sending: From,
+    kind: SenderKind,
 }
 
-enum From {
-    Here(LocalSender),
+enum SenderKind {
+    Local(LocalSender),
     /// The node of an attached session sends the messages. It creates its sender for the first message.
-    There(Arc<Client>, Option<Remote>),
+    Remote(Arc<Client>, Option<Remote>),
 }
 
 /// A sender of this process's node.
@@ -50,12 +50,12 @@ struct LocalSender {
     session: Embedded,
     node: NodeId,
     port: Port,
-    under_way: VecDeque<UnderWay>,
+    posted_messages: VecDeque<PostedMessage>,
     bytes: usize,
 }
 
 /// A message that has been posted, but may not be in the port's queue yet.
-struct UnderWay {
+struct PostedMessage {
     posted: Posted,
     len: usize,
 }
@@ -88,14 +88,14 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sender(&self, node: NodeId, port: Port) -> Sender {
-        let sending = match &self.kind {
+        let kind = match &self.kind {
             session::Kind::Embedded(session) => {
-                let (session, under_way) = (session.clone(), VecDeque::new());
-                From::Here(LocalSender { session, node, port, under_way, bytes: 0 })
+                let (session, posted_messages) = (session.clone(), VecDeque::new());
+                SenderKind::Local(LocalSender { session, node, port, posted_messages, bytes: 0 })
             }
-            session::Kind::Attached(client) => From::There(client.clone(), None),
+            session::Kind::Attached(client) => SenderKind::Remote(client.clone(), None),
         };
-        Sender { node, port, sending }
+        Sender { node, port, kind }
     }
 }
 
@@ -110,9 +110,9 @@ impl Sender {
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {
         let (node, port) = (self.node, self.port);
         check_port(node, port, bytes)?;
-        let (client, remote) = match &mut self.sending {
-            From::Here(sender) => return sender.send(bytes).await,
-            From::There(client, remote) => (client, remote),
+        let (client, remote) = match &mut self.kind {
+            SenderKind::Local(sender) => return sender.send(bytes).await,
+            SenderKind::Remote(client, remote) => (client, remote),
         };
         if bytes.len() > wire::PAYLOAD_BYTES_MAX {
             return Err(send_error(node, port, bytes.len(), SendCause::TooLong, false));
@@ -133,26 +133,26 @@ impl Sender {
     /// after an error.
     pub async fn flush(&mut self) -> Result<(), SendError> {
         let lost = lost(self.node, self.port, 0);
-        match &mut self.sending {
-            From::Here(sender) => sender.flush().await,
-            From::There(client, Some(remote)) => client.ask(&Request::Flush(remote.id()), lost).await,
-            From::There(_, None) => Ok(()),
+        match &mut self.kind {
+            SenderKind::Local(sender) => sender.flush().await,
+            SenderKind::Remote(client, Some(remote)) => client.ask(&Request::Flush(remote.id()), lost).await,
+            SenderKind::Remote(_, None) => Ok(()),
         }
     }
 
     /// Publishes a message as [`Sender::send`] does, on a thread that drives the node while it waits.
     pub(crate) fn send_blocking(&mut self, bytes: &[u8]) -> Result<(), SendError> {
-        match &mut self.sending {
-            From::Here(sender) => sender.send_blocking(bytes),
-            From::There(client, _) => client.clone().block_on(self.send(bytes)),
+        match &mut self.kind {
+            SenderKind::Local(sender) => sender.send_blocking(bytes),
+            SenderKind::Remote(client, _) => client.clone().block_on(self.send(bytes)),
         }
     }
 
     /// Waits as [`Sender::flush`] does, on a thread that drives the node while it waits.
     pub(crate) fn flush_blocking(&mut self) -> Result<(), SendError> {
-        match &mut self.sending {
-            From::Here(sender) => sender.flush_blocking(),
-            From::There(client, _) => client.clone().block_on(self.flush()),
+        match &mut self.kind {
+            SenderKind::Local(sender) => sender.flush_blocking(),
+            SenderKind::Remote(client, _) => client.clone().block_on(self.flush()),
         }
     }
 }
@@ -162,7 +162,7 @@ impl LocalSender {
         while self.is_full(bytes.len()) {
             self.settle_first().await?;
         }
-        let sending = Sending::of(&self.session, self.node, self.port, bytes);
+        let sending = OutgoingMessage::of(&self.session, self.node, self.port, bytes);
         let request = sending.request(Kind::Publish, bytes, None);
         let posted = self.session.inner.driver.post_request(self.node, &request).await;
         let pending = posted.map_err(|failure| sending.failed(failure.into(), false))?;
@@ -173,13 +173,13 @@ impl LocalSender {
 
     fn record_posted(&mut self, posted: Option<Posted>, len: usize) {
         if let Some(posted) = posted {
-            self.under_way.push_back(UnderWay { posted, len });
+            self.posted_messages.push_back(PostedMessage { posted, len });
             self.bytes += len;
         }
     }
 
     async fn flush(&mut self) -> Result<(), SendError> {
-        while !self.under_way.is_empty() {
+        while !self.posted_messages.is_empty() {
             self.settle_first().await?;
         }
         Ok(())
@@ -191,7 +191,7 @@ impl LocalSender {
             self.settle_first_blocking()?;
         }
         let driver = &self.session.inner.driver;
-        let sending = Sending::of(&self.session, self.node, self.port, bytes);
+        let sending = OutgoingMessage::of(&self.session, self.node, self.port, bytes);
         let Ok(pending) = driver.try_post_request(self.node, &sending.request(Kind::Publish, bytes, None))
         else {
             // There is no room now, or an error to report.
@@ -204,29 +204,29 @@ impl LocalSender {
     }
 
     fn flush_blocking(&mut self) -> Result<(), SendError> {
-        while !self.under_way.is_empty() {
+        while !self.posted_messages.is_empty() {
             self.settle_first_blocking()?;
         }
         Ok(())
     }
 
     fn is_full(&self, more: usize) -> bool {
-        let count = self.under_way.len();
-        count >= UNDER_WAY_MAX || count > 0 && self.bytes + more > UNDER_WAY_BYTES_MAX
+        let count = self.posted_messages.len();
+        count >= IN_PROGRESS_MAX || count > 0 && self.bytes + more > IN_PROGRESS_BYTES_MAX
     }
 
     /// Waits for the reply to the oldest message. If the future is dropped, the message stays in progress.
     async fn settle_first(&mut self) -> Result<(), SendError> {
         poll_fn(|context| {
-            let Some(first) = self.under_way.pop_front() else { return Poll::Ready(Ok(())) };
+            let Some(first) = self.posted_messages.pop_front() else { return Poll::Ready(Ok(())) };
             let mut pending = Pending::new(&self.session.inner.driver, first.posted);
             let Poll::Ready(state) = pending.poll(context) else {
-                let posted = pending.into_open().expect("it is under way");
-                self.under_way.push_front(UnderWay { posted, ..first });
+                let posted = pending.into_open().expect("the message is in progress");
+                self.posted_messages.push_front(PostedMessage { posted, ..first });
                 return Poll::Pending;
             };
             let target = pending.target();
-            let reply = (state == ReplyState::Replied).then(|| pending.take(Into::Slice(&mut [])));
+            let reply = (state == ReplyState::Replied).then(|| pending.take(ReplyBuffer::Slice(&mut [])));
             drop(pending);
             Poll::Ready(self.settle(first.len, target, reply))
         })
@@ -234,15 +234,15 @@ impl LocalSender {
     }
 
     fn settle_first_blocking(&mut self) -> Result<(), SendError> {
-        let Some(first) = self.under_way.pop_front() else { return Ok(()) };
+        let Some(first) = self.posted_messages.pop_front() else { return Ok(()) };
         let mut pending = Pending::new(&self.session.inner.driver, first.posted);
         let target = pending.target();
-        let reply = match pending.spin(Into::Slice(&mut [])) {
-            Spun::Taken(reply) => Some(reply),
-            Spun::Ended(_) => None,
-            Spun::InVain { has_spun } => {
-                let posted = pending.into_open().expect("it is under way");
-                self.under_way.push_front(UnderWay { posted, ..first });
+        let reply = match pending.spin(ReplyBuffer::Slice(&mut [])) {
+            SpinResult::Taken(reply) => Some(reply),
+            SpinResult::Ended(_) => None,
+            SpinResult::NoReply { has_spun } => {
+                let posted = pending.into_open().expect("the message is in progress");
+                self.posted_messages.push_front(PostedMessage { posted, ..first });
                 let driver = self.session.inner.driver.clone();
                 return driver.block_on_after(has_spun, self.settle_first());
             }
@@ -254,7 +254,7 @@ impl LocalSender {
     /// Handles the reply to the oldest message, which had `len` bytes. `reply` is `None` if no reply will arrive.
     fn settle(&mut self, len: usize, from: Target, reply: Option<Reply>) -> Result<(), SendError> {
         self.bytes -= len;
-        let sending = Sending { session: &self.session, node: self.node, port: self.port, len };
+        let sending = OutgoingMessage { session: &self.session, node: self.node, port: self.port, len };
         let reply = reply.ok_or_else(|| sending.lost())?;
         // Published messages get no grants.
         sending.handle_reply(from, reply).map(drop)
@@ -263,7 +263,7 @@ impl LocalSender {
 
 impl Drop for LocalSender {
     fn drop(&mut self) {
-        for UnderWay { posted, .. } in self.under_way.drain(..) {
+        for PostedMessage { posted, .. } in self.posted_messages.drain(..) {
             drop(Pending::new(&self.session.inner.driver, posted));
         }
     }

@@ -16,8 +16,8 @@ use crate::driver::Driver;
 use crate::driver::fetch::fetch;
 use crate::error::{ReplyCause, ReplyError, ServeCause, ServeError};
 use crate::rpc::{
-    Answered, BATCH_MAX, Bytes, Closed, Ended, Incoming, Link, Payload, ReplyTo, ServeOptions, Service,
-    ServiceId, Taken,
+    Answered, BATCH_MAX, Bytes, Closed, EndedService, Incoming, Link, Payload, ReplyTo, ServeOptions,
+    Service, ServiceId, Taken,
 };
 use crate::session::attached::wire::Request;
 use crate::session::calls::served::{RemoteIncoming, RemoteServer};
@@ -63,9 +63,9 @@ pub struct Server {
 
 #[derive(Clone)]
 enum Serving {
-    Here(LocalServer),
+    Local(LocalServer),
     /// The node of an attached session serves the function.
-    There(Arc<RemoteServer>),
+    Remote(Arc<RemoteServer>),
 }
 
 /// A function that this process's node serves.
@@ -78,8 +78,8 @@ struct LocalServer {
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.serving {
-            Serving::Here(server) => f.debug_tuple("Server").field(&server.receiver.service.id).finish(),
-            Serving::There(server) => f.debug_tuple("Server").field(server).finish(),
+            Serving::Local(server) => f.debug_tuple("Server").field(&server.receiver.service.id).finish(),
+            Serving::Remote(server) => f.debug_tuple("Server").field(server).finish(),
         }
     }
 }
@@ -92,18 +92,18 @@ impl Clone for LocalServer {
 
 impl Server {
     pub(super) fn named(receiver: Receiver, name: Registration) -> Server {
-        Server { serving: Serving::Here(LocalServer { receiver, name: Some(Arc::new(name)) }) }
+        Server { serving: Serving::Local(LocalServer { receiver, name: Some(Arc::new(name)) }) }
     }
 
     pub(super) fn remote(server: RemoteServer) -> Server {
-        Server { serving: Serving::There(Arc::new(server)) }
+        Server { serving: Serving::Remote(Arc::new(server)) }
     }
 
     /// Waits for the next call. If the future is dropped, the call stays for other receivers.
     pub async fn recv(&self) -> Result<Call, ServeError> {
         match &self.serving {
-            Serving::Here(server) => server.receiver.recv().await.map(|accepted| server.call(accepted)),
-            Serving::There(server) => server.recv().await.map(Call::remote),
+            Serving::Local(server) => server.receiver.recv().await.map(|accepted| server.call(accepted)),
+            Serving::Remote(server) => server.recv().await.map(Call::remote),
         }
     }
 
@@ -111,8 +111,8 @@ impl Server {
     /// be read from its caller's memory; [`Server::recv`] reads it and returns that call.
     pub fn try_recv(&self) -> Result<Option<Call>, ServeError> {
         match &self.serving {
-            Serving::Here(server) => Ok(server.receiver.try_recv()?.map(|accepted| server.call(accepted))),
-            Serving::There(server) => Ok(server.try_recv()?.map(Call::remote)),
+            Serving::Local(server) => Ok(server.receiver.try_recv()?.map(|accepted| server.call(accepted))),
+            Serving::Remote(server) => Ok(server.try_recv()?.map(Call::remote)),
         }
     }
 
@@ -123,11 +123,11 @@ impl Server {
     /// all of them have been handled.
     pub async fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
         match &self.serving {
-            Serving::Here(server) => {
+            Serving::Local(server) => {
                 let first = server.receiver.recv().await?;
                 Ok(server.calls(first, max))
             }
-            Serving::There(server) => {
+            Serving::Remote(server) => {
                 Ok(server.recv_many(max).await?.into_iter().map(Call::remote).collect())
             }
         }
@@ -147,9 +147,9 @@ impl Server {
         let mut here = Vec::new();
         for (call, output) in answers {
             match call.state {
-                State::Here(call) => here.push((call, output)),
+                State::Local(call) => here.push((call, output)),
                 // An attached session has no other calls.
-                State::There(call) => results.push(call.reply(output.as_ref())),
+                State::Remote(call) => results.push(call.reply(output.as_ref())),
             }
         }
         for of_link in here.chunk_by_mut(|(one, _), (next, _)| Arc::ptr_eq(one.link(), next.link())) {
@@ -161,8 +161,8 @@ impl Server {
     /// Answers one call, then waits for the next call and returns it.
     pub async fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
         let server = match &self.serving {
-            Serving::Here(server) => server,
-            Serving::There(server) => {
+            Serving::Local(server) => server,
+            Serving::Remote(server) => {
                 call.reply_later(output);
                 return server.recv().await.map(Call::remote);
             }
@@ -175,29 +175,29 @@ impl Server {
     /// Ends the function for all clones of this server. Later `recv`s and calls fail.
     pub fn close(&self) {
         match &self.serving {
-            Serving::Here(server) => {
+            Serving::Local(server) => {
                 if let Some(name) = &server.name {
                     name.end();
                 }
                 server.receiver.close();
             }
-            Serving::There(server) => server.close(),
+            Serving::Remote(server) => server.close(),
         }
     }
 
     #[inline]
     pub(crate) fn recv_blocking(&self) -> Result<Call, ServeError> {
         match &self.serving {
-            Serving::Here(server) => server.receiver.recv_blocking().map(|accepted| server.call(accepted)),
-            Serving::There(server) => server.block_on(self.recv()),
+            Serving::Local(server) => server.receiver.recv_blocking().map(|accepted| server.call(accepted)),
+            Serving::Remote(server) => server.block_on(self.recv()),
         }
     }
 
     #[inline]
     pub(crate) fn reply_and_recv_blocking(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
         let server = match &self.serving {
-            Serving::Here(server) => server,
-            Serving::There(server) => return server.block_on(self.reply_and_recv(call, output)),
+            Serving::Local(server) => server,
+            Serving::Remote(server) => return server.block_on(self.reply_and_recv(call, output)),
         };
         let session = server.reply_first(call, output);
         let accepted = server.receiver.recv_blocking()?;
@@ -206,11 +206,11 @@ impl Server {
 
     pub(crate) fn recv_many_blocking(&self, max: usize) -> Result<Vec<Call>, ServeError> {
         match &self.serving {
-            Serving::Here(server) => {
+            Serving::Local(server) => {
                 let first = server.receiver.recv_blocking()?;
                 Ok(server.calls(first, max))
             }
-            Serving::There(server) => server.block_on(self.recv_many(max)),
+            Serving::Remote(server) => server.block_on(self.recv_many(max)),
         }
     }
 }
@@ -226,7 +226,7 @@ impl LocalServer {
     /// instructions.
     #[inline]
     fn reply_first(&self, call: Call, output: &[u8]) -> Embedded {
-        let State::Here(mut call) = call.state else {
+        let State::Local(mut call) = call.state else {
             // A call of another session, which is attached to a node.
             call.reply_later(output);
             return self.receiver.session.clone();
@@ -249,31 +249,31 @@ pub struct Call {
 }
 
 enum State {
-    Here(LocalCall),
+    Local(LocalCall),
     /// The node of an attached session has received it.
-    There(RemoteIncoming),
+    Remote(RemoteIncoming),
 }
 
 /// A call that this process's node has received.
 struct LocalCall {
     /// The session; `None` once the call is answered.
     session: Option<Embedded>,
-    incoming: Held,
+    incoming: ServedRequest,
 }
 
 /// A request that is being served. Its memory is reused after the drop.
-struct Held(Option<Box<Incoming>>);
+struct ServedRequest(Option<Box<Incoming>>);
 
-impl Deref for Held {
+impl Deref for ServedRequest {
     type Target = Incoming;
 
     #[inline]
     fn deref(&self) -> &Incoming {
-        self.0.as_ref().expect("it is taken out only when it is dropped")
+        self.0.as_ref().expect("the request is present until the drop")
     }
 }
 
-impl Drop for Held {
+impl Drop for ServedRequest {
     #[inline]
     fn drop(&mut self) {
         if let Some(incoming) = self.0.take() {
@@ -297,32 +297,37 @@ impl Call {
     fn new(session: Embedded, incoming: Box<Incoming>) -> Call {
         let bytes = incoming.input.as_slice().len() as u64;
         session.inner.path.count_one(Count::CallsReceived, Count::CallBytesReceived, bytes);
-        Call { state: State::Here(LocalCall { session: Some(session), incoming: Held(Some(incoming)) }) }
+        Call {
+            state: State::Local(LocalCall {
+                session: Some(session),
+                incoming: ServedRequest(Some(incoming)),
+            }),
+        }
     }
 
     fn remote(incoming: RemoteIncoming) -> Call {
-        Call { state: State::There(incoming) }
+        Call { state: State::Remote(incoming) }
     }
 
     /// Answers the call. For an attached session, does not wait for the node's reply.
     fn reply_later(self, output: &[u8]) {
         match self.state {
-            State::Here(mut call) => drop(call.answer(output)),
-            State::There(call) => call.reply_later(output),
+            State::Local(mut call) => drop(call.answer(output)),
+            State::Remote(call) => call.reply_later(output),
         }
     }
 
     /// Returns the caller's input.
     pub fn input(&self) -> &[u8] {
         match &self.state {
-            State::Here(call) => call.incoming.input.as_slice(),
-            State::There(call) => call.input(),
+            State::Local(call) => call.incoming.input.as_slice(),
+            State::Remote(call) => call.input(),
         }
     }
 
     /// Drops the input of a call that this process's node has received.
     pub(crate) fn forget_input(&mut self) {
-        if let State::Here(LocalCall { incoming: Held(Some(incoming)), .. }) = &mut self.state {
+        if let State::Local(LocalCall { incoming: ServedRequest(Some(incoming)), .. }) = &mut self.state {
             drop(incoming.input.take_vec());
         }
     }
@@ -330,24 +335,24 @@ impl Call {
     /// Returns the caller's principal.
     pub fn caller(&self) -> &str {
         match &self.state {
-            State::Here(call) => &call.incoming.to.caller.principal.0,
-            State::There(call) => call.caller(),
+            State::Local(call) => &call.incoming.to.caller.principal.0,
+            State::Remote(call) => call.caller(),
         }
     }
 
     /// Returns the caller's node.
     pub fn node(&self) -> NodeId {
         match &self.state {
-            State::Here(call) => call.incoming.to.link().node,
-            State::There(call) => call.node(),
+            State::Local(call) => call.incoming.to.link().node,
+            State::Remote(call) => call.node(),
         }
     }
 
     /// Returns true if the caller still waits. A long handler can stop early when this returns false.
     pub fn is_wanted(&self) -> bool {
         match &self.state {
-            State::Here(call) => call.incoming.to.is_wanted(),
-            State::There(call) => call.is_wanted(),
+            State::Local(call) => call.incoming.to.is_wanted(),
+            State::Remote(call) => call.is_wanted(),
         }
     }
 
@@ -355,8 +360,8 @@ impl Call {
     #[inline]
     pub fn reply(self, output: &[u8]) -> Result<(), ReplyError> {
         match self.state {
-            State::Here(mut call) => call.answer(output).1,
-            State::There(call) => call.reply(output),
+            State::Local(mut call) => call.answer(output).1,
+            State::Remote(call) => call.reply(output),
         }
     }
 }
@@ -462,7 +467,7 @@ impl Receiver {
     pub(super) async fn recv(&self) -> Result<Box<Incoming>, ServeError> {
         loop {
             self.check_process()?;
-            let taken = Receiving { receiver: self, id: None }.await;
+            let taken = ReceiveFuture { receiver: self, id: None }.await;
             let taken = taken.map_err(|Closed| self.closed())?;
             if let Some(accepted) = self.accept(taken).await {
                 return Ok(accepted);
@@ -500,7 +505,7 @@ impl Receiver {
                 taken = found.map_err(|Closed| self.closed())?;
             }
             let accepted = match taken {
-                Some(taken) => match self.accept_here(taken) {
+                Some(taken) => match self.accept_local(taken) {
                     Ok(accepted) => accepted,
                     Err(long) => driver.block_on(self.accept_long(long)),
                 },
@@ -515,9 +520,9 @@ impl Receiver {
     pub(super) fn try_recv(&self) -> Result<Option<Box<Incoming>>, ServeError> {
         self.check_process()?;
         while let Some(taken) = self.service.try_take().map_err(|Closed| self.closed())? {
-            let accepted = match self.accept_here(taken) {
+            let accepted = match self.accept_local(taken) {
                 Ok(accepted) => accepted,
-                // Reading by loads does not wait.
+                // A read by loads does not wait.
                 Err(long) if self.is_within_reach(&long) => self.driver().block_on(self.accept_long(long)),
                 Err(long) => {
                     self.requeue(long);
@@ -533,7 +538,7 @@ impl Receiver {
 
     fn is_within_reach(&self, incoming: &Incoming) -> bool {
         match (incoming.to.target(), &incoming.input) {
-            (Target::Peer(peer), Payload::There { address, .. }) => {
+            (Target::Peer(peer), Payload::Remote { address, .. }) => {
                 self.driver().shared.fabric.direct(peer, address.key).is_some()
             }
             _ => false,
@@ -552,7 +557,7 @@ impl Receiver {
     }
 
     async fn accept(&self, taken: Taken) -> Option<Box<Incoming>> {
-        match self.accept_here(taken) {
+        match self.accept_local(taken) {
             Ok(accepted) => accepted,
             Err(incoming) => self.accept_long(incoming).await,
         }
@@ -560,13 +565,13 @@ impl Receiver {
 
     /// Accepts a request whose input is on this node. Returns a request with a long input at its sender as an `Err`.
     #[inline]
-    fn accept_here(&self, taken: Taken) -> Result<Option<Box<Incoming>>, Box<Incoming>> {
+    fn accept_local(&self, taken: Taken) -> Result<Option<Box<Incoming>>, Box<Incoming>> {
         let Taken { incoming, promoted } = taken;
         if !promoted.is_empty() {
             self.driver().with_calls(|rpc, wakes| rpc.handle_promoted(&self.service, promoted, wakes));
         }
         match incoming {
-            Some(long) if matches!(long.input, Payload::There { .. }) => Err(long),
+            Some(long) if matches!(long.input, Payload::Remote { .. }) => Err(long),
             here => Ok(here),
         }
     }
@@ -574,15 +579,15 @@ impl Receiver {
     /// Reads the input of a request from its sender's memory. Returns `None` if the read fails, or if the sender no
     /// longer waits.
     async fn accept_long(&self, incoming: Box<Incoming>) -> Option<Box<Incoming>> {
-        let Payload::There { address, len } = incoming.input else { unreachable!("the caller looked") };
-        let reading = Reading::begin(self, incoming)?;
+        let Payload::Remote { address, len } = incoming.input else { unreachable!("the caller checked") };
+        let reading = InputRead::begin(self, incoming)?;
         let mut bytes = vec![0; len as usize];
         let fetched = fetch(self.driver(), reading.to().target(), address, &mut bytes).await;
         let mut incoming = reading.end()?;
         match fetched {
             Ok(()) => {
-                incoming.input = Payload::Here(Bytes::Long(bytes));
-                Some(self.accepted_long(incoming))
+                incoming.input = Payload::Local(Bytes::Long(bytes));
+                Some(self.answer_long_message(incoming))
             }
             Err(_) => {
                 // A node that leaves ends its posted operations.
@@ -594,7 +599,7 @@ impl Receiver {
     }
 
     /// Answers the sender of a long message. Once its input is read, the sender no longer has to wait.
-    fn accepted_long(&self, mut incoming: Box<Incoming>) -> Box<Incoming> {
+    fn answer_long_message(&self, mut incoming: Box<Incoming>) -> Box<Incoming> {
         if let ServiceId::Port(_) = self.service.id {
             incoming.answered = true;
             self.driver().with_calls(|rpc, wakes| rpc.answer(&incoming.to, &[], wakes));
@@ -617,7 +622,7 @@ impl Receiver {
         }
     }
 
-    fn end(&self, ended: Ended) {
+    fn end(&self, ended: EndedService) {
         self.driver().with_calls(|rpc, wakes| {
             self.driver().shared.peers.write().services.remove(&self.service);
             wakes.extend(ended.wakers);
@@ -656,12 +661,12 @@ pub(super) fn serve_error(id: ServiceId, cause: ServeCause) -> ServeError {
     ServeError { what, cause }
 }
 
-struct Receiving<'r> {
+struct ReceiveFuture<'r> {
     receiver: &'r Receiver,
     id: Option<u64>,
 }
 
-impl Future for Receiving<'_> {
+impl Future for ReceiveFuture<'_> {
     type Output = Result<Taken, Closed>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -670,7 +675,7 @@ impl Future for Receiving<'_> {
     }
 }
 
-impl Drop for Receiving<'_> {
+impl Drop for ReceiveFuture<'_> {
     fn drop(&mut self) {
         if self.receiver.driver().is_forked() {
             return;
@@ -684,20 +689,20 @@ impl Drop for Receiving<'_> {
 
 /// A read of an input, during which a cancel of the call must wait. If the read is dropped early, it requeues the
 /// request.
-struct Reading<'r> {
+struct InputRead<'r> {
     receiver: &'r Receiver,
     incoming: Option<Box<Incoming>>,
 }
 
-impl<'r> Reading<'r> {
-    fn begin(receiver: &'r Receiver, incoming: Box<Incoming>) -> Option<Reading<'r>> {
+impl<'r> InputRead<'r> {
+    fn begin(receiver: &'r Receiver, incoming: Box<Incoming>) -> Option<InputRead<'r>> {
         let to = &incoming.to;
         let wanted = to.link().served.begin(to.id);
-        wanted.then_some(Reading { receiver, incoming: Some(incoming) })
+        wanted.then_some(InputRead { receiver, incoming: Some(incoming) })
     }
 
     fn to(&self) -> &ReplyTo {
-        &self.incoming.as_ref().expect("it is taken at the end").to
+        &self.incoming.as_ref().expect("the request is present until the end").to
     }
 
     /// Ends the read. Returns `None` if the sender no longer waits.
@@ -717,11 +722,11 @@ impl<'r> Reading<'r> {
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for InputRead<'_> {
     fn drop(&mut self) {
         if self.incoming.is_some() && !self.receiver.driver().is_forked() {
             self.stop();
-            let incoming = self.incoming.take().expect("looked at just before");
+            let incoming = self.incoming.take().expect("checked just before");
             self.receiver.requeue(incoming);
         }
     }
@@ -740,6 +745,6 @@ impl Session {
             client.block_on(RemoteServer::open(client, &request, id)).map(Server::remote)
         });
         let receiver = Receiver::open(session, ServiceId::Function(function.0), options)?;
-        Ok(Server { serving: Serving::Here(LocalServer { receiver, name: None }) })
+        Ok(Server { serving: Serving::Local(LocalServer { receiver, name: None }) })
     }
 }

@@ -26,7 +26,7 @@ impl Served {
     }
 
     fn new(id: ServiceId, options: ServeOptions) -> Served {
-        // No peer connects through the fabric, so its directory may go.
+        // No peer connects through the fabric, so its directory may be removed.
         let dir = crate::runtime::scratch();
         let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
         let (posted, peers) = (Arc::new(InFlight::new(1)), Arc::new(Peers::new(NodeId(0))));
@@ -144,7 +144,7 @@ fn a_message_does_not_overtake_a_parked_one() {
     // The second sender gets a grant, which reserves room.
     assert_eq!(served.next_queued(), Some(vec![0]));
     served.put(2, &[2]);
-    assert_eq!(served.poll(&mut received), None, "it waits for room, behind the other");
+    assert_eq!(served.poll(&mut received), None, "the message waits for room, behind the parked one");
     assert_eq!(served.next_queued(), None);
 }
 
@@ -166,7 +166,7 @@ fn finished_requests_are_recycled() {
 }
 
 #[test]
-fn a_number_stands_for_one_principal() {
+fn a_number_refers_to_one_principal() {
     let served = Served::function();
     let inbound = &mut *lock(&served.link.inbound);
     let again = inbound.caller(&served.link, b"ada").unwrap();

@@ -19,7 +19,7 @@ fn message(link: &Arc<Link>, slot: u16, bytes: usize) -> Box<Incoming> {
     let caller = inbound.caller(link, b"bob").unwrap();
     let at = RemoteAddress { key: Key(0), offset: 0 };
     let to = ReplyTo { caller, cancels: 0, id, at, room: 64, bytes_max: 0, by_line: false };
-    Incoming::new(to, Payload::Here(Bytes::zeroed(bytes)))
+    Incoming::new(to, Payload::Local(Bytes::zeroed(bytes)))
 }
 
 #[test]
@@ -30,9 +30,11 @@ fn grants_do_not_exceed_the_free_bytes() {
     let decoded = |slot| DecodedRequest { kind: Kind::Send, number: 1, incoming: message(&link, slot, 60) };
     let done = service.push_all((0..4).map(decoded));
     assert!(matches!(done[..], [Admission::Queued { accepted: Some(_), .. }]), "the others are parked");
-    let taken = service.try_take().unwrap().expect("one waits");
-    let [Promoted::Granted(_, grant)] = taken.promoted[..] else { panic!("two would be too many bytes") };
-    assert_eq!(service.decline(Target::Own, grant).len(), 1, "the next gets it");
+    let taken = service.try_take().unwrap().expect("a message waits");
+    let [Promoted::Granted(_, grant)] = taken.promoted[..] else {
+        panic!("two grants exceed the free bytes")
+    };
+    assert_eq!(service.decline(Target::Own, grant).len(), 1, "the next sender gets the room");
     link.drop_callers();
 }
 
@@ -73,7 +75,7 @@ fn requests_of_dead_peers_make_room() {
 }
 
 #[test]
-fn a_batch_frees_its_bytes_and_skips_cancelled_calls() {
+fn a_batch_skips_cancelled_calls() {
     let options = ServeOptions { bytes_max: 100, ..ServeOptions::default() };
     let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
     let link = link();
@@ -97,6 +99,6 @@ fn ended_services_take_no_requests_back() {
     let link = link();
     assert!(service.requeue(message(&link, 0, 1)).is_ok());
     assert!(service.close().is_some());
-    assert!(service.requeue(message(&link, 1, 1)).is_err(), "it would never be answered");
+    assert!(service.requeue(message(&link, 1, 1)).is_err(), "a request in an ended service gets no answer");
     link.drop_callers();
 }

@@ -23,14 +23,14 @@ use crate::driver::Driver;
 use crate::driver::shaping::{self, Direction};
 use crate::metrics::Timed;
 use crate::posted::{
-    Cursor, DetachedOperation, Ended, NoStaging, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX,
-    bytes_max, low,
+    Cursor, DetachedOperation, NoStaging, OperationResult, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX,
+    bytes_max, refill_threshold,
 };
 use crate::runtime::lanes::{CALLS, TRANSFERS};
 
 /// The number of bytes that loads and stores reached. If they reached none, the peer to which the whole access may be
 /// posted, if there is one. Small, since the cause would cost accesses by loads and stores some instructions.
-pub(crate) type Reached = Result<usize, Option<PeerId>>;
+pub(crate) type DirectResult = Result<usize, Option<PeerId>>;
 
 /// Returns the peer to which an access of `len` bytes may be posted as a whole.
 pub(crate) fn peer_of(blocked: &Blocked, len: usize) -> Option<PeerId> {
@@ -118,7 +118,7 @@ pub(crate) enum Stop {
 
 /// Reason why no more parts can become ready now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Hold {
+enum WaitReason {
     /// All parts have been prepared.
     End,
     /// The ready parts fill a slice, so they are posted first.
@@ -126,11 +126,11 @@ enum Hold {
     /// The window of posted operations is full.
     Window,
     /// Staging memory is short, and this transfer uses some of it.
-    Short,
+    StagingShort,
     /// The region is about to change.
     Changing,
     /// The node's policy delays the transfer, which asks again at this time on the node's clock, in nanoseconds.
-    Turn(u64),
+    Delayed(u64),
 }
 
 /// The first part that failed, in the order of the transfer.
@@ -143,8 +143,8 @@ struct Failure {
 
 impl Driver {
     /// Executes all accesses from `at` on. After a failure, no operation of the transfer is in progress any more.
-    pub(crate) async fn carry<T: Transfer>(&self, transfer: &mut T, at: Cursor) -> Result<(), Failed> {
-        let mut carrying = Carrying {
+    pub(crate) async fn run_transfer<T: Transfer>(&self, transfer: &mut T, at: Cursor) -> Result<(), Failed> {
+        let mut run = TransferRun {
             driver: self,
             transfer,
             at,
@@ -155,7 +155,7 @@ impl Driver {
             last_done: None,
             time: Time::NotPosted,
         };
-        carrying.run().await
+        run.run().await
     }
 
     /// Posts an access that stopped with `reached`, if it is a single part, the most common case;
@@ -164,7 +164,7 @@ impl Driver {
     pub(crate) fn post_single<T: Transfer>(
         &self,
         transfer: &T,
-        reached: &Reached,
+        reached: &DirectResult,
         is_awaited: bool,
     ) -> Option<SinglePart<'_>> {
         let Err(Some(peer)) = *reached else { return None };
@@ -226,7 +226,7 @@ impl Driver {
         &self,
         transfer: &mut T,
         single: &SinglePart<'_>,
-        ended: Ended,
+        ended: OperationResult,
     ) -> Result<(), Failed> {
         let (kind, len) = (transfer.kind(), transfer.len(0));
         self.end_time(kind, single.time);
@@ -252,16 +252,16 @@ impl Driver {
         at: Cursor,
         peer: PeerId,
         is_only: bool,
-    ) -> Result<Part<'_>, Unready> {
+    ) -> Result<Part<'_>, NotReady> {
         let shared = &self.shared;
         let capabilities = || shared.fabric.capabilities(peer);
         let kind = transfer.kind();
         let is_call = matches!(kind, Kind::Atomic(_)) && !capabilities().atomics.are_coherent();
         let begun = if is_call { shared.posted.begin_call(peer) } else { Some(shared.posted.begin(peer)) };
-        let mut operation = begun.ok_or(Unready::Hold(Hold::Window))?;
+        let mut operation = begun.ok_or(NotReady::Wait(WaitReason::Window))?;
         let (address, len) = match transfer.locate(at) {
             Err(Blocked::Post { peer: found, address, len }) if found == peer => (address, len),
-            _ => return Err(Unready::Moved),
+            _ => return Err(NotReady::Moved),
         };
         let len = len.min(SLICE_BYTES_MAX as u64) as usize;
         let is_staged = match kind {
@@ -272,8 +272,8 @@ impl Driver {
         if is_staged {
             match operation.stage(&*shared.fabric, peer, len, is_only) {
                 Ok(true) => {}
-                Ok(false) => return Err(Unready::Hold(Hold::Short)),
-                Err(NoStaging) => return Err(Unready::NoStaging),
+                Ok(false) => return Err(NotReady::Wait(WaitReason::StagingShort)),
+                Err(NoStaging) => return Err(NotReady::NoStaging),
             }
         }
         let call = match kind {
@@ -378,12 +378,12 @@ impl SinglePart<'_> {
         DetachedPart { operation: operation.detach(), peer, time, shaped }
     }
 
-    pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {
+    pub(crate) fn ended(&mut self) -> impl Future<Output = OperationResult> {
         self.operation.ended()
     }
 }
 
-struct Carrying<'a, T> {
+struct TransferRun<'a, T> {
     driver: &'a Driver,
     transfer: &'a mut T,
     /// The position up to which everything is done, ready or posted.
@@ -407,27 +407,27 @@ enum Time {
     Since(u64),
 }
 
-impl<'a, T: Transfer> Carrying<'a, T> {
+impl<'a, T: Transfer> TransferRun<'a, T> {
     async fn run(&mut self) -> Result<(), Failed> {
         let shared = &self.driver.shared;
         loop {
             // Read before the attempt, so that changes during it are not missed.
             let changes = shared.handle_changes.count();
             let progress = shared.posted.progress_count();
-            let hold = self.make_ready();
+            let reason = self.make_ready();
             self.post_ready();
-            if hold == Hold::Batch && self.ready.is_empty() {
+            if reason == WaitReason::Batch && self.ready.is_empty() {
                 self.driver.poll_in_blocking_wait();
                 continue;
             }
-            if let (Hold::Turn(turn_ns), true) = (hold, self.ready.is_empty()) {
+            if let (WaitReason::Delayed(turn_ns), true) = (reason, self.ready.is_empty()) {
                 self.await_turn(turn_ns).await;
                 continue;
             }
             if !self.pipeline.is_empty() {
-                let is_last = hold == Hold::End && self.ready.is_empty();
+                let is_last = reason == WaitReason::End && self.ready.is_empty();
                 // Completions of posted parts make room.
-                let left = if is_last { 0 } else { low(self.pipeline.len()) };
+                let left = if is_last { 0 } else { refill_threshold(self.pipeline.len()) };
                 self.land_until(left).await;
             } else if let Some(first) = self.ready.first() {
                 let (at, len) = (first.at, first.len);
@@ -436,16 +436,17 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                     false => shared.posted.progress_after(progress).await,
                 }
             } else {
-                match hold {
-                    Hold::End => return self.result(),
+                match reason {
+                    WaitReason::End => return self.result(),
                     _ if self.driver.is_closed() => self.fail(self.at, 0, Stop::Closed),
-                    Hold::Changing => {
+                    WaitReason::Changing => {
                         let handle = self.transfer.handle(self.at.index);
-                        shared.handle_changes.after_of(changes, handle.index).await;
+                        shared.handle_changes.wait_for(changes, handle.index).await;
                     }
-                    Hold::Batch | Hold::Window | Hold::Short | Hold::Turn(_) => {
-                        shared.posted.progress_after(progress).await
-                    }
+                    WaitReason::Batch
+                    | WaitReason::Window
+                    | WaitReason::StagingShort
+                    | WaitReason::Delayed(_) => shared.posted.progress_after(progress).await,
                 }
             }
         }
@@ -481,8 +482,8 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     // Posting.
 
     /// Copies the bytes that loads and stores reach, and prepares parts of the others. Stops at the end or at a
-    /// [`Hold`].
-    fn make_ready(&mut self) -> Hold {
+    /// [`WaitReason`].
+    fn make_ready(&mut self) -> WaitReason {
         let mut bytes: usize = self.ready.iter().map(|part| part.len).sum();
         while self.at.index < self.transfer.count() && self.failure.is_none() {
             let at = self.at;
@@ -492,14 +493,14 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                     self.record_change(at);
                 }
                 Err(Blocked::Post { peer, .. }) => {
-                    if !self.pipeline.has_room_beside(self.ready.len(), bytes, self.bytes_max) {
-                        return Hold::Window;
+                    if !self.pipeline.has_room_with(self.ready.len(), bytes, self.bytes_max) {
+                        return WaitReason::Window;
                     }
                     if bytes >= SLICE_BYTES_MAX {
-                        return Hold::Batch;
+                        return WaitReason::Batch;
                     }
                     if let Some(turn_ns) = self.driver.delay(&*self.transfer) {
-                        return Hold::Turn(turn_ns);
+                        return WaitReason::Delayed(turn_ns);
                     }
                     // A transfer with nothing posted must not wait for staging memory, because other transfers wait for
                     // it in turn.
@@ -510,16 +511,16 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                             bytes += part.len;
                             self.ready.push(part);
                         }
-                        Err(Unready::Moved) => {}
-                        Err(Unready::Hold(hold)) => return hold,
-                        Err(Unready::NoStaging) => self.fail(at, 0, Stop::NoStaging),
+                        Err(NotReady::Moved) => {}
+                        Err(NotReady::Wait(reason)) => return reason,
+                        Err(NotReady::NoStaging) => self.fail(at, 0, Stop::NoStaging),
                     }
                 }
-                Err(Blocked::Changing) => return Hold::Changing,
+                Err(Blocked::Changing) => return WaitReason::Changing,
                 Err(blocked) => self.fail(at, 0, Stop::Blocked(blocked)),
             }
         }
-        Hold::End
+        WaitReason::End
     }
 
     /// Posts the ready parts, in one call for each peer, until the fabric refuses one.
@@ -606,7 +607,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         }
     }
 
-    fn land(&mut self, ended: Ended) {
+    fn land(&mut self, ended: OperationResult) {
         let Some(part) = self.pipeline.oldest() else { return };
         let (at, len, peer) = (part.at, part.len, part.peer);
         self.driver.count_landed(self.transfer.kind(), len, ended.status);
@@ -624,10 +625,10 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     }
 }
 
-enum Unready {
+enum NotReady {
     /// The memory of the part has moved; locate it again.
     Moved,
-    Hold(Hold),
+    Wait(WaitReason),
     NoStaging,
 }
 

@@ -16,8 +16,8 @@ use common::no_direct::NoDirect;
 use halite::{CallCause, Config, Function, Node, NodeId, Port, ReplyCause, ServeOptions};
 use halite_fabric::Fabric;
 
-/// Timeout of calls, in which every answered call ends.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of calls; an answered call takes much less.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const ECHO: Function = Function(7);
 const PORT: Port = Port(3);
 
@@ -29,7 +29,7 @@ fn a_late_answer_to_the_own_node_is_refused() {
     let session = node.blocking_session();
     let server = session.serve(ECHO, ServeOptions::default()).unwrap();
     thread::scope(|scope| {
-        let caller = scope.spawn(|| session.call(NodeId(0), ECHO, b"", PATIENCE));
+        let caller = scope.spawn(|| session.call(NodeId(0), ECHO, b"", TIMEOUT));
         let call = server.recv().unwrap();
         node.leave();
         let error = caller.join().expect("no panic").unwrap_err();
@@ -61,8 +61,8 @@ fn run_asleep<F: Future>(future: F) -> F::Output {
         // Pairs with the Release in wake().
         let begin = Instant::now();
         while !unpark.woken.swap(false, Acquire) {
-            assert!(begin.elapsed() < PATIENCE, "the thread is not woken");
-            thread::park_timeout(PATIENCE);
+            assert!(begin.elapsed() < TIMEOUT, "the thread is not woken");
+            thread::park_timeout(TIMEOUT);
         }
         if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
@@ -70,7 +70,7 @@ fn run_asleep<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// The housekeeping thread slept until its next heartbeat, and so did callers whose deadline had passed long before.
+/// The progress thread slept until its next heartbeat, and so did callers whose deadline had passed long before.
 #[test]
 fn a_deadline_wakes_a_sleeping_caller() {
     let dir = Dir::new();
@@ -118,7 +118,7 @@ fn messages_to_the_own_node_may_be_abandoned() {
 /// The node dropped the waker of a call while it held a lock that the call owned by that waker needed.
 #[test]
 fn a_waker_may_own_another_call() {
-    struct Owner(#[expect(dead_code, reason = "dropping it is what the test needs")] Mutex<Option<Inner>>);
+    struct Owner(#[expect(dead_code, reason = "the test needs the drop")] Mutex<Option<Inner>>);
     type Inner = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
     impl Wake for Owner {
         fn wake(self: Arc<Self>) {}
@@ -131,23 +131,23 @@ fn a_waker_may_own_another_call() {
     thread::spawn(move || {
         let other = session.clone();
         let mut inner: Inner = Box::pin(async move {
-            let _ = other.call(NodeId(0), ECHO, b"", PATIENCE).await;
+            let _ = other.call(NodeId(0), ECHO, b"", TIMEOUT).await;
         });
         assert!(inner.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         let waker = Waker::from(Arc::new(Owner(Mutex::new(Some(inner)))));
-        let mut outer = Box::pin(session.call(NodeId(0), ECHO, b"", PATIENCE));
+        let mut outer = Box::pin(session.call(NodeId(0), ECHO, b"", TIMEOUT));
         assert!(outer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         drop(waker);
         drop(outer);
         done.send(()).unwrap();
     });
-    is_done.recv_timeout(PATIENCE).expect("the thread waits for a lock that it holds");
+    is_done.recv_timeout(TIMEOUT).expect("the thread waits for a lock that it holds");
 }
 
 /// The server allocated memory for an input that it could not reach, and kept this memory until the end of the caller's
 /// incarnation.
 #[test]
-fn a_dead_callers_input_costs_its_server_no_memory() {
+fn an_unreachable_input_takes_no_memory() {
     let dir = Dir::new();
     let first = dir.join(0);
     let mut no_direct = None;
@@ -164,7 +164,7 @@ fn a_dead_callers_input_costs_its_server_no_memory() {
         assert_eq!(port.recv().unwrap().bytes, b"short");
         let before = fabric.registered_bytes();
         fabric.hide_direct();
-        let called = session.call(NodeId(1), ECHO, &vec![7; 1 << 20], PATIENCE);
+        let called = session.call(NodeId(1), ECHO, &vec![7; 1 << 20], TIMEOUT);
         let after = fabric.registered_bytes();
         server.close();
         assert_eq!(after, before, "the server registered memory for an unreachable input");

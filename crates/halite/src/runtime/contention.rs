@@ -10,41 +10,41 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Time for which a reading stays valid, in nanoseconds: a tick of most schedulers. Taking a reading takes about 5 us.
-const SEEN_FOR_NS: u64 = 4_000_000;
+const VALID_NS: u64 = 4_000_000;
 
 /// The last reading of the host's contention.
 #[derive(Debug, Default)]
-pub(crate) struct Crowd {
+pub(crate) struct Contention {
     /// Time of the reading, with the result in the last bit; 0 before the first reading.
-    seen: AtomicU64,
+    last: AtomicU64,
 }
 
-impl Crowd {
-    /// Returns the last reading. If it is too old, takes a new reading with `look`.
-    pub(crate) fn is_crowded(&self, now_ns: u64, look: impl FnOnce() -> bool) -> bool {
-        // A single word, and each reading is as good as another: it orders nothing.
-        let seen = self.seen.load(Relaxed);
-        if seen != 0 && now_ns.saturating_sub(seen >> 1) < SEEN_FOR_NS {
-            return seen & 1 == 1;
+impl Contention {
+    /// Returns the last reading. If it is too old, takes a new reading with `measure`.
+    pub(crate) fn is_contended(&self, now_ns: u64, measure: impl FnOnce() -> bool) -> bool {
+        // Relaxed: the word is independent of other memory.
+        let last = self.last.load(Relaxed);
+        if last != 0 && now_ns.saturating_sub(last >> 1) < VALID_NS {
+            return last & 1 == 1;
         }
-        let is_crowded = look();
-        self.seen.store(now_ns.max(1) << 1 | u64::from(is_crowded), Relaxed);
-        is_crowded
+        let is_contended = measure();
+        self.last.store(now_ns.max(1) << 1 | u64::from(is_contended), Relaxed);
+        is_contended
     }
 }
 
 /// Returns true if the cores of this host are contended; false if the system does not say.
-pub(crate) fn is_host_crowded() -> bool {
+pub(crate) fn is_host_contended() -> bool {
     static PROCESSORS: OnceLock<Option<usize>> = OnceLock::new();
     let contents = |path| read_to_string(path).ok();
     let processors = PROCESSORS.get_or_init(|| count(&contents("/sys/devices/system/cpu/online")?));
     let running = contents("/proc/loadavg").as_deref().and_then(running);
-    running.zip(*processors).is_some_and(|(running, processors)| is_crowd(running, processors))
+    running.zip(*processors).is_some_and(|(running, processors)| exceeds_cores(running, processors))
 }
 
 /// Returns true if more than two threads per core are runnable. Two spinning ends and their progress threads, which
 /// poll occasionally, do not contend for two cores.
-fn is_crowd(running: usize, processors: usize) -> bool {
+fn exceeds_cores(running: usize, processors: usize) -> bool {
     running > 2 * processors
 }
 
