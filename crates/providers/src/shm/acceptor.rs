@@ -14,7 +14,7 @@ use rustix::time::Timespec;
 use super::core::{Core, Source};
 use super::link::{Link, TICK};
 use super::lock;
-use super::shortage::Trouble;
+use super::shortage::LinkError;
 use super::socket;
 use super::wire::Message;
 
@@ -93,7 +93,7 @@ impl Acceptor<'_> {
     fn admit(&self, accepted: OwnedFd) {
         let socket = Arc::new(accepted);
         let refusal = match self.core.must_refuse_peers() {
-            true => Err(Trouble::from("the accepting node has its maximum number of peers")),
+            true => Err(LinkError::from("the accepting node has its maximum number of peers")),
             // Link::open() fails if this process lacks memory or descriptors for the new link.
             false => Link::open(self.core, socket.clone(), None, &self.core.config.hello).map_err(Into::into),
         };

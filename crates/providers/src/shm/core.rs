@@ -23,7 +23,7 @@ use super::link::Link;
 use super::peer::Peer;
 use super::room::Waiters;
 use super::send_port::FabricNumber;
-use super::shortage::Trouble;
+use super::shortage::LinkError;
 use super::withdrawn::Withdrawn;
 use super::{ShmConfig, Sleep, lock, write};
 use crate::meeting::Listener;
@@ -34,7 +34,7 @@ use crate::refusals::Refusals;
 pub(super) struct Core {
     pub(super) number: FabricNumber,
     pub(super) config: ShmConfig,
-    pub(super) own: Own,
+    pub(super) own: OwnProcess,
     /// `None` once the fabric is closed.
     pub(super) listener: Mutex<Option<Listener>>,
     pub(super) epoll: OwnedFd,
@@ -59,7 +59,7 @@ pub(super) struct Core {
 
 /// The parts of the hello that this fabric sends to every peer.
 #[derive(Debug)]
-pub(super) struct Own {
+pub(super) struct OwnProcess {
     pub(super) pid: i32,
     pub(super) pidfd: OwnedFd,
     pub(super) mailbox: Arc<Segment>,
@@ -91,7 +91,7 @@ impl Core {
         let listener = Listener::bind(&config.dir, &config.name)?;
         let core = Core {
             number: FabricNumber::new(),
-            own: Own::new(config.sleep)?,
+            own: OwnProcess::new(config.sleep)?,
             listener: Mutex::new(None),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             kick: eventfd()?,
@@ -134,8 +134,8 @@ impl Core {
     }
 
     /// Queues the event that an outgoing connection failed.
-    pub(super) fn fail_to_connect(&self, address: &str, trouble: &Trouble) {
-        let (reason, trouble) = (trouble.to_string(), trouble.end());
+    pub(super) fn fail_to_connect(&self, address: &str, trouble: &LinkError) {
+        let (reason, trouble) = (trouble.to_string(), trouble.kind());
         self.push_event(Event::ConnectFailed(ConnectFailure {
             address: address.to_owned(),
             reason,
@@ -254,8 +254,8 @@ impl Core {
     }
 }
 
-impl Own {
-    fn new(sleep: Sleep) -> io::Result<Own> {
+impl OwnProcess {
+    fn new(sleep: Sleep) -> io::Result<OwnProcess> {
         let pid = rustix::process::getpid();
         let mailbox = Segment::create("halite-mailbox", DOORBELL_BYTES, PagePolicy::Normal)?;
         let window = mailbox.window(0, DOORBELL_BYTES);
@@ -269,7 +269,7 @@ impl Own {
             |kind| doorbell.descriptor(kind).map(|descriptor| Sleepers::new([descriptor])).transpose();
         let [progress, caller] = Sleeper::KINDS;
         let sleepers = new_sleepers(progress)?.zip(new_sleepers(caller)?).map(<[Sleepers; 2]>::from);
-        Ok(Own {
+        Ok(OwnProcess {
             pid: pid.as_raw_nonzero().get(),
             pidfd: rustix::process::pidfd_open(pid, PidfdFlags::empty())?,
             mailbox,

@@ -42,7 +42,7 @@ pub(super) enum BadGreeting {
     #[error("the peer's mailbox is misaligned")]
     MailboxShape,
     #[error("the peer's doorbell is not a non-blocking eventfd")]
-    Bell,
+    Eventfd,
     #[error("cannot use the peer's ring: {0}")]
     Ring(OpenError),
     #[error("cannot use the peer's ring: {0}")]
@@ -98,15 +98,15 @@ fn field(fd: &OwnedFd, name: &str) -> io::Result<Option<String>> {
     Ok(value.map(|value| value.trim().to_owned()))
 }
 
-fn open_mailbox(fd: OwnedFd, bells: Option<(OwnedFd, OwnedFd)>) -> Result<Doorbell, BadGreeting> {
+fn open_mailbox(fd: OwnedFd, eventfds: Option<(OwnedFd, OwnedFd)>) -> Result<Doorbell, BadGreeting> {
     let segment = Segment::open(&fd, DOORBELL_BYTES).map_err(BadGreeting::Mailbox)?;
     let window = segment.window(0, DOORBELL_BYTES);
     let window = window.expect("the segment was opened with this length");
-    let doorbell = match bells.map(<[OwnedFd; 2]>::from) {
+    let doorbell = match eventfds.map(<[OwnedFd; 2]>::from) {
         None => Doorbell::new(window),
-        Some(bells) => {
-            bells.iter().try_for_each(check_bell)?;
-            Doorbell::with_descriptors(window, bells)
+        Some(eventfds) => {
+            eventfds.iter().try_for_each(check_eventfd)?;
+            Doorbell::with_descriptors(window, eventfds)
         }
     };
     doorbell.map_err(|_| BadGreeting::MailboxShape)
@@ -115,11 +115,11 @@ fn open_mailbox(fd: OwnedFd, bells: Option<(OwnedFd, OwnedFd)>) -> Result<Doorbe
 /// Checks that the descriptor is a non-blocking eventfd, so that a write to it only wakes its watcher, and neither
 /// blocks nor extends a file. Later, a peer could still make the eventfd blocking and fill it, to block threads that
 /// ring it. But the peer runs as the same user, so it could also stop these threads by a signal.
-fn check_bell(bell: &OwnedFd) -> Result<(), BadGreeting> {
-    let is_eventfd = field(bell, "eventfd-count:")?.is_some();
-    let flags = rustix::fs::fcntl_getfl(bell.as_fd()).map_err(io::Error::from)?;
+fn check_eventfd(eventfd: &OwnedFd) -> Result<(), BadGreeting> {
+    let is_eventfd = field(eventfd, "eventfd-count:")?.is_some();
+    let flags = rustix::fs::fcntl_getfl(eventfd.as_fd()).map_err(io::Error::from)?;
     if !is_eventfd || !flags.contains(OFlags::NONBLOCK) {
-        return Err(BadGreeting::Bell);
+        return Err(BadGreeting::Eventfd);
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ use super::core::{Core, Source};
 use super::greeting::Greeting;
 use super::lock;
 use super::peer::{Outgoing, Peer, PeerSegment};
-use super::shortage::Trouble;
+use super::shortage::LinkError;
 use super::wire::Message;
 
 /// One connection; the header of this file gives its states.
@@ -233,7 +233,7 @@ impl Link {
         self.announce_segments(core);
     }
 
-    fn try_connect(&self, core: &Core, state: &mut LinkState) -> Result<(), Trouble> {
+    fn try_connect(&self, core: &Core, state: &mut LinkState) -> Result<(), LinkError> {
         let are_segments_sent = state.sent.segments == super::read(&core.registered).len();
         let is_ready = state.sent.ready && state.from_peer.ready && are_segments_sent;
         if !is_ready || !matches!(state.phase, Phase::Greeting { .. }) {
@@ -262,7 +262,7 @@ impl Link {
     }
 
     /// Ends the connection because of an error at either end.
-    fn break_off(&self, core: &Core, state: &mut LinkState, trouble: impl Into<Trouble>) {
+    fn break_off(&self, core: &Core, state: &mut LinkState, trouble: impl Into<LinkError>) {
         let trouble = trouble.into();
         self.report(core, state, &trouble);
         if let Phase::Greeting { .. } = state.phase {
@@ -277,7 +277,7 @@ impl Link {
 
     /// Logs why the connection ends. Does not log a peer that hangs up during the handshake, because processes that
     /// only list the members of a cluster do so.
-    fn report(&self, core: &Core, state: &LinkState, trouble: &Trouble) {
+    fn report(&self, core: &Core, state: &LinkState, trouble: &LinkError) {
         // Limits the text that an unauthenticated peer can add to the log.
         let reason: String = trouble.to_string().chars().take(REASON_CHARS_MAX).collect();
         match &state.phase {
@@ -291,7 +291,7 @@ impl Link {
         }
     }
 
-    fn refuse(&self, core: &Core, state: &mut LinkState, trouble: &Trouble) {
+    fn refuse(&self, core: &Core, state: &mut LinkState, trouble: &LinkError) {
         if let Some(greeting) = state.from_peer.greeting.take() {
             core.unwatch(&greeting.process.pidfd);
         }

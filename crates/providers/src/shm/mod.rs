@@ -57,13 +57,13 @@ use halite_fabric::{
 use halite_mem::{PagePolicy, Segment, Window, ring};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
-use self::core::{Core, Own};
+use self::core::{Core, OwnProcess};
 use self::inbox::CorruptRing;
 use self::lines::PeerLines;
 use self::link::Link;
 use self::peer::Peer;
 use self::post::Access;
-use self::shortage::Trouble;
+use self::shortage::LinkError;
 use crate::meeting;
 use crate::threads;
 
@@ -415,7 +415,7 @@ impl Fabric for ShmFabric {
     }
 
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
-        let Own { doorbell, sleepers, .. } = &self.core.own;
+        let OwnProcess { doorbell, sleepers, .. } = &self.core.own;
         match sleepers {
             None => doorbell.wait(sleeper, seen, timeout),
             Some(sleepers) => sleepers[sleeper.place()].sleep(timeout, || doorbell.seq() != seen),
@@ -448,7 +448,7 @@ impl Fabric for ShmFabric {
 }
 
 impl ShmFabric {
-    fn dial(&self, address: &str, hello: &[u8]) -> Result<(), Trouble> {
+    fn dial(&self, address: &str, hello: &[u8]) -> Result<(), LinkError> {
         if hello.len() > HELLO_BYTES_MAX {
             return Err(format!("the hello of {} bytes is longer than {HELLO_BYTES_MAX}", hello.len()).into());
         }

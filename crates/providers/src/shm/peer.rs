@@ -92,7 +92,7 @@ pub(super) struct Outgoing {
 /// Result of [`Outgoing::try_push`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pushed {
-    Whole,
+    Done,
     /// The operation needs the peer's memory, so the call had no effect.
     NotInRing,
 }
@@ -175,7 +175,7 @@ impl Peer {
     }
 
     /// Tries again to map a segment that this process could not map when the segment was announced.
-    pub(super) fn map_again(&self, key: Key) {
+    pub(super) fn retry_mapping(&self, key: Key) {
         let mut segments = write(&self.segments);
         let segment = segments.as_mut().and_then(|segments| segments.get_mut(key.0 as usize));
         if let Some(segment @ PeerSegment::Unmapped { .. }) = segment
@@ -286,7 +286,7 @@ impl Outgoing {
     #[inline]
     fn push(&mut self, kind: u8, imm: u32, parts: &[&[u8]]) -> Result<Pushed, PostCause> {
         self.ring.try_push(kind, imm, parts).map_err(cause_of)?;
-        Ok(Pushed::Whole)
+        Ok(Pushed::Done)
     }
 }
 

@@ -16,7 +16,7 @@ use super::send_port::{SendPort, with_send_port};
 
 /// Maximum number of times that the lookup of an unknown key receives messages. This is enough for the announcements of
 /// all segments. The limit stops the lookup if a peer sends without end.
-const TURNS_MAX: usize = 32;
+const RECEIVES_MAX: usize = 32;
 
 /// Progress of posting a list of requests.
 #[derive(Debug, Default)]
@@ -117,7 +117,7 @@ impl Core {
         for request in requests {
             self.check_length(&request.operation)?;
             match outgoing.try_push(&request.operation)? {
-                Pushed::Whole => progress.add(self.complete_request(id, request, Outcome::Done)),
+                Pushed::Done => progress.add(self.complete_request(id, request, Outcome::Done)),
                 Pushed::NotInRing => break,
             }
         }
@@ -214,7 +214,7 @@ impl Core {
         self.check_length(&request.operation)?;
         let pushed = Outgoing::with_lock(&peer.send_port, |outgoing| {
             Ok(match outgoing.try_push(&request.operation)? {
-                Pushed::Whole => Some(self.complete_request(peer.id, request, Outcome::Done)),
+                Pushed::Done => Some(self.complete_request(peer.id, request, Outcome::Done)),
                 Pushed::NotInRing => None,
             })
         })?;
@@ -330,9 +330,9 @@ impl Core {
         access: impl Fn(&Window) -> T,
     ) -> Result<Access<T>, PostCause> {
         let mut found = peer.with_window(key, &access);
-        let mut turns = 0..TURNS_MAX;
+        let mut receives = 0..RECEIVES_MAX;
         while let Lookup::Unknown = found
-            && turns.next().is_some()
+            && receives.next().is_some()
             && let Some(link) = self.link(peer.link_token)
         {
             let has_more = link.serve(self);
@@ -342,7 +342,7 @@ impl Core {
             }
         }
         if let Lookup::Unmapped = found {
-            peer.map_again(key);
+            peer.retry_mapping(key);
             found = peer.with_window(key, &access);
         }
         match found {

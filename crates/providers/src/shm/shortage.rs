@@ -15,75 +15,77 @@ use super::socket::ReceiveError;
 
 /// The reason why a connection failed or ended.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum LinkError {
     /// The peer has gone, sent an invalid message, or refused the connection.
     Peer(String),
     /// This process or system lacks a resource.
-    Ours(String),
+    Local(String),
 }
 
-impl Trouble {
-    pub(super) fn end(&self) -> ConnectTrouble {
+impl LinkError {
+    pub(super) fn kind(&self) -> ConnectTrouble {
         match self {
-            Trouble::Peer(_) => ConnectTrouble::Theirs,
-            Trouble::Ours(_) => ConnectTrouble::Ours,
+            LinkError::Peer(_) => ConnectTrouble::Theirs,
+            LinkError::Local(_) => ConnectTrouble::Ours,
         }
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for LinkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Trouble::Peer(reason) | Trouble::Ours(reason)) = self;
+        let (LinkError::Peer(reason) | LinkError::Local(reason)) = self;
         f.write_str(reason)
     }
 }
 
-impl From<String> for Trouble {
-    fn from(reason: String) -> Trouble {
-        Trouble::Peer(reason)
+impl From<String> for LinkError {
+    fn from(reason: String) -> LinkError {
+        LinkError::Peer(reason)
     }
 }
 
-impl From<&str> for Trouble {
-    fn from(reason: &str) -> Trouble {
-        Trouble::Peer(reason.to_owned())
+impl From<&str> for LinkError {
+    fn from(reason: &str) -> LinkError {
+        LinkError::Peer(reason.to_owned())
     }
 }
 
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Trouble {
-        of(&error).map_or_else(|| Trouble::Peer(error.to_string()), Trouble::Ours)
+impl From<io::Error> for LinkError {
+    fn from(error: io::Error) -> LinkError {
+        shortage_of(&error).map_or_else(|| LinkError::Peer(error.to_string()), LinkError::Local)
     }
 }
 
-impl From<BadGreeting> for Trouble {
-    fn from(error: BadGreeting) -> Trouble {
+impl From<BadGreeting> for LinkError {
+    fn from(error: BadGreeting) -> LinkError {
         let shortage = match &error {
-            BadGreeting::Mailbox(OpenError::Io(error)) | BadGreeting::Ring(OpenError::Io(error)) => of(error),
-            BadGreeting::Io(error) => of(error),
+            BadGreeting::Mailbox(OpenError::Io(error)) | BadGreeting::Ring(OpenError::Io(error)) => {
+                shortage_of(error)
+            }
+            BadGreeting::Io(error) => shortage_of(error),
             _ => None,
         };
-        shortage.map_or_else(|| Trouble::Peer(error.to_string()), Trouble::Ours)
+        shortage.map_or_else(|| LinkError::Peer(error.to_string()), LinkError::Local)
     }
 }
 
-impl From<OpenError> for Trouble {
-    fn from(error: OpenError) -> Trouble {
+impl From<OpenError> for LinkError {
+    fn from(error: OpenError) -> LinkError {
         match error {
             OpenError::Io(error) => error.into(),
-            error => Trouble::Peer(error.to_string()),
+            error => LinkError::Peer(error.to_string()),
         }
     }
 }
 
-impl From<ReceiveError> for Trouble {
-    fn from(error: ReceiveError) -> Trouble {
-        Trouble::Peer(error.to_string())
+impl From<ReceiveError> for LinkError {
+    fn from(error: ReceiveError) -> LinkError {
+        LinkError::Peer(error.to_string())
     }
 }
 
 /// Returns a description of the missing resource, if the system call failed because of a limit; otherwise `None`.
-pub(super) fn of(error: &io::Error) -> Option<String> {
+fn shortage_of(error: &io::Error) -> Option<String> {
     match Errno::from_io_error(error)? {
         Errno::NOMEM => Some(match getrlimit(Resource::As).current {
             Some(bytes) => {
@@ -98,7 +100,7 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
             ),
             None => "it may not create larger segments".to_owned(),
         }),
-        Errno::MFILE => Some(descriptors()),
+        Errno::MFILE => Some(no_descriptors()),
         Errno::NFILE => Some("the system has no descriptors left (`sysctl fs.file-max`)".to_owned()),
         // mmap fails with EAGAIN if it must lock the memory, as in a process that called mlockall.
         Errno::AGAIN => Some(match getrlimit(Resource::Memlock).current {
@@ -112,7 +114,7 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
 }
 
 /// Returns the text for a process that has reached its limit of descriptors.
-pub(super) fn descriptors() -> String {
+pub(super) fn no_descriptors() -> String {
     match getrlimit(Resource::Nofile).current {
         Some(limit) => format!("it has no descriptors left: its limit (`ulimit -n`) is {limit}"),
         None => "the system has no descriptors left for it".to_owned(),

@@ -45,7 +45,7 @@ pub(super) enum Received {
     /// A message with exactly the descriptors of its kind.
     Message(Message, Vec<OwnedFd>),
     /// A message whose descriptors were lost, because this process has reached its limit of descriptors.
-    Bare(Message),
+    WithoutDescriptors(Message),
     /// No message waits at the socket.
     Nothing,
     /// The other end has closed the socket.
@@ -98,7 +98,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, ReceiveError> 
     let message = Message::decode(&packet[..received.bytes])?;
     let (sent, wanted) = (fds.len(), message.fds());
     if sent < wanted && received.flags.contains(ReturnFlags::CTRUNC) {
-        return Ok(Received::Bare(message));
+        return Ok(Received::WithoutDescriptors(message));
     }
     if sent != wanted || received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(ReceiveError::Descriptors { sent, wanted });

@@ -7,8 +7,8 @@
 //!          | "HLsm" | version  | kind  | body
 //!
 //!   kind          body                      attached descriptors
-//!   1 Hello       bells u8, hello to the    pidfd, mailbox, ring (sender to receiver); if `bells` is 1
-//!                 end                       (not 0), also eventfds for the progress thread and for callers
+//!   1 Hello       eventfds u8, hello to     pidfd, mailbox, ring (sender to receiver); if `eventfds` is 1
+//!                 the end                   (not 0), also eventfds for the progress thread and for callers
 //!   2 Segment     key u32, len u64          memfd
 //!   3 Ready       -                         -
 //!   4 Detached    -                         -
@@ -30,7 +30,7 @@ use halite_fabric::HELLO_BYTES_MAX;
 
 /// Protocol version. Must change with the format of a message and with the layout of a ring, a record or a mailbox.
 pub(super) const VERSION: u16 = 5;
-/// Maximum length of a packet in bytes: a header, the byte `bells`, and the longest hello.
+/// Maximum length of a packet in bytes: a header, the byte `eventfds`, and the longest hello.
 pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + 1 + HELLO_BYTES_MAX;
 /// Maximum length of a refusal reason, in bytes.
 const REASON_BYTES_MAX: usize = 200;
@@ -46,7 +46,7 @@ pub(super) enum Message {
         hello: Vec<u8>,
         /// True if threads of the sender sleep on descriptors. The eventfds for these threads are attached to the
         /// message.
-        has_bells: bool,
+        has_eventfds: bool,
     },
     /// A segment of the sender that the receiver may access from now on.
     Segment {
@@ -93,7 +93,7 @@ impl Message {
     /// Returns the number of descriptors that are attached to the message.
     pub(super) fn fds(&self) -> usize {
         match self {
-            Message::Hello { has_bells, .. } => 3 + 2 * usize::from(*has_bells),
+            Message::Hello { has_eventfds, .. } => 3 + 2 * usize::from(*has_eventfds),
             Message::Segment { .. } => 1,
             Message::Ready
             | Message::Detached
@@ -108,8 +108,8 @@ impl Message {
         packet.extend(VERSION.to_le_bytes());
         packet.extend(self.kind().to_le_bytes());
         match self {
-            Message::Hello { hello, has_bells } => {
-                packet.push((*has_bells).into());
+            Message::Hello { hello, has_eventfds } => {
+                packet.push((*has_eventfds).into());
                 packet.extend(hello);
             }
             Message::Segment { key, len } => {
@@ -145,8 +145,8 @@ impl Message {
     fn decode_body(kind: u16, body: &[u8]) -> Option<Message> {
         match kind {
             1 => match body {
-                [bell @ (0 | 1), hello @ ..] if hello.len() <= HELLO_BYTES_MAX => {
-                    Some(Message::Hello { hello: hello.to_vec(), has_bells: *bell == 1 })
+                [eventfds @ (0 | 1), hello @ ..] if hello.len() <= HELLO_BYTES_MAX => {
+                    Some(Message::Hello { hello: hello.to_vec(), has_eventfds: *eventfds == 1 })
                 }
                 _ => None,
             },
@@ -201,12 +201,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_survive_the_wire(
-            hello in prop::collection::vec(any::<u8>(), 0..=HELLO_BYTES_MAX), has_bells: bool,
+        fn messages_round_trip(
+            hello in prop::collection::vec(any::<u8>(), 0..=HELLO_BYTES_MAX), has_eventfds: bool,
             key: u32, len: u64, reason in ".{0,50}"
         ) {
             let messages = [
-                Message::Hello { hello, has_bells },
+                Message::Hello { hello, has_eventfds },
                 Message::Segment { key, len },
                 Message::Ready,
                 Message::Detached,

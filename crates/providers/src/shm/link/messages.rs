@@ -12,7 +12,7 @@ use super::super::core::{Core, Source};
 use super::super::greeting::Greeting;
 use super::super::lock;
 use super::super::peer::{Peer, PeerSegment};
-use super::super::shortage::{self, Trouble};
+use super::super::shortage::{self, LinkError};
 use super::super::socket::{self, Received};
 use super::super::wire::Message;
 use super::{Link, LinkState, Phase, SOCKET_EVENTS};
@@ -23,7 +23,7 @@ const TURN_MESSAGES_MAX: usize = 256;
 impl Link {
     /// Receives the waiting messages; returns true if more messages may wait. Fails if the peer sends an invalid
     /// message, or hangs up during the handshake.
-    pub(super) fn receive_messages(&self, core: &Core, state: &mut LinkState) -> Result<bool, Trouble> {
+    pub(super) fn receive_messages(&self, core: &Core, state: &mut LinkState) -> Result<bool, LinkError> {
         for _ in 0..TURN_MESSAGES_MAX {
             let Some(socket) = state.socket.clone() else {
                 return Ok(false);
@@ -34,7 +34,9 @@ impl Link {
                 Ok(Received::Message(message, fds)) => {
                     self.handle_message(core, state, socket.as_fd(), message, fds)?;
                 }
-                Ok(Received::Bare(message)) => self.handle_without_descriptors(core, state, message)?,
+                Ok(Received::WithoutDescriptors(message)) => {
+                    self.handle_without_descriptors(core, state, message)?
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -45,7 +47,7 @@ impl Link {
         Ok(true)
     }
 
-    fn handle_hang_up(&self, core: &Core, state: &mut LinkState) -> Result<(), Trouble> {
+    fn handle_hang_up(&self, core: &Core, state: &mut LinkState) -> Result<(), LinkError> {
         self.hang_up(core, state);
         match state.phase {
             Phase::Greeting { .. } => Err("the peer hung up".into()),
@@ -63,7 +65,7 @@ impl Link {
         socket: BorrowedFd<'_>,
         message: Message,
         fds: Vec<OwnedFd>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), LinkError> {
         let is_greeted = state.from_peer.greeting.is_some();
         let is_connected = matches!(state.phase, Phase::Connected { .. });
         match (message, &state.phase) {
@@ -81,7 +83,7 @@ impl Link {
                 let segment = match open_segment(only_descriptor(&fds), len) {
                     Ok(window) => PeerSegment::Mapped(window),
                     // This process lacks a resource, which affects only this segment.
-                    Err(trouble @ Trouble::Ours(_)) => {
+                    Err(trouble @ LinkError::Local(_)) => {
                         log_unmapped(peer, len, &trouble);
                         PeerSegment::Unmapped { fd: fds.into_iter().next(), len }
                     }
@@ -124,7 +126,7 @@ impl Link {
 
     /// Drops a segment that the peer has deregistered. If the peer never sent the segment, adds a placeholder for its
     /// key.
-    fn handle_withdrawn(&self, core: &Core, state: &mut LinkState, key: u32) -> Result<(), Trouble> {
+    fn handle_withdrawn(&self, core: &Core, state: &mut LinkState, key: u32) -> Result<(), LinkError> {
         let LinkState { phase, from_peer, sent, .. } = state;
         let known = match phase {
             Phase::Connected { peer } => peer.segments(),
@@ -159,8 +161,8 @@ impl Link {
         core: &Core,
         state: &LinkState,
         message: Message,
-    ) -> Result<(), Trouble> {
-        let shortage = Trouble::Ours(shortage::descriptors());
+    ) -> Result<(), LinkError> {
+        let shortage = LinkError::Local(shortage::no_descriptors());
         match (message, &state.phase) {
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
                 check_key(core, peer.segments(), key)?;
@@ -180,7 +182,7 @@ impl Link {
         socket: BorrowedFd<'_>,
         hello: Vec<u8>,
         fds: Vec<OwnedFd>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), LinkError> {
         let greeting = Greeting::check(socket, hello, fds)?;
         let source = Source::Exit { token: self.token };
         core.watch(&greeting.process.pidfd, source, EventFlags::IN | EventFlags::ET)
@@ -199,10 +201,10 @@ impl Link {
         }
         if !state.sent.hello {
             let own = &core.own;
-            let bells = Sleeper::KINDS.map(|kind| own.doorbell.descriptor(kind));
-            let hello = Message::Hello { hello: self.hello.clone(), has_bells: bells[0].is_some() };
+            let eventfds = Sleeper::KINDS.map(|kind| own.doorbell.descriptor(kind));
+            let hello = Message::Hello { hello: self.hello.clone(), has_eventfds: eventfds[0].is_some() };
             let mut fds = vec![own.pidfd.as_fd(), descriptor(&own.mailbox), descriptor(&self.ring)];
-            fds.extend(bells.into_iter().flatten());
+            fds.extend(eventfds.into_iter().flatten());
             state.sent.hello = self.try_send(state, &hello, &fds);
         }
         let is_all_sent =
@@ -259,7 +261,7 @@ fn descriptor(segment: &Segment) -> BorrowedFd<'_> {
 }
 
 /// Checks that keys arrive in order and once each, so that a peer cannot replace the memory of a key in use.
-fn check_key(core: &Core, known: usize, key: u32) -> Result<(), Trouble> {
+fn check_key(core: &Core, known: usize, key: u32) -> Result<(), LinkError> {
     if key as usize != known || known >= core.config.segments_max {
         return Err(format!("unexpected segment with key {key}").into());
     }
@@ -270,11 +272,11 @@ fn only_descriptor(fds: &[OwnedFd]) -> &OwnedFd {
     fds.first().expect("the socket counted the descriptors")
 }
 
-fn log_unmapped(peer: &Peer, len: u64, shortage: &Trouble) {
+fn log_unmapped(peer: &Peer, len: u64, shortage: &LinkError) {
     tracing::warn!("this process cannot map {len} bytes of {}: {shortage}", peer.process);
 }
 
-fn open_segment(fd: &OwnedFd, len: u64) -> Result<Window, Trouble> {
+fn open_segment(fd: &OwnedFd, len: u64) -> Result<Window, LinkError> {
     let segment = Segment::open(fd, len)?;
     Ok(segment.window(0, len).expect("the segment was opened with this length"))
 }
