@@ -1,6 +1,31 @@
-//! Writes of low priority in both directions at once.
+//! The phases over a slow link, and writes of low priority in both directions at once.
 
 use super::*;
+
+/// Two simulated adapters with 1 Gb/s, so that few packets pass.
+#[test]
+fn each_policy_gives_its_shares() {
+    let cx3 = Profile::named("cx3-40g").expect("it is built in");
+    let slow = Profile { bandwidth_bytes_per_us: 125, retransmit_ns: 50_000_000, ..cx3 };
+    let table = qos(&slow);
+    let rows: Vec<Vec<f64>> = table
+        .lines()
+        .skip(2)
+        .map(|line| line.split('|').filter_map(|cell| cell.trim().parse().ok()).collect())
+        .collect();
+    let [sw_pri, hw_sep, none] = &rows[..] else { panic!("{table}") };
+    let [high_alone, high_beside, low_alone, low_beside, _, small_beside] = sw_pri[..] else {
+        panic!("{table}")
+    };
+    assert!(high_alone > 120.0 && low_alone > 0.95 * high_alone, "{table}");
+    assert!(high_beside > 0.85 * high_alone && low_beside > 2.0, "{table}");
+    assert!(small_beside < none[5] / 2.0, "{table}");
+    for (index, share) in [0.75, 0.75, 0.25, 0.25].into_iter().enumerate() {
+        assert!((hw_sep[index] / 125.0 - share).abs() < 0.02, "{table}");
+    }
+    assert!((none[1] / none[3] - 1.0).abs() < 0.1, "{table}");
+    assert!(table.contains(&row(&slow, Qos { policy: Policy::SwPri, rate: None })), "a second run differs");
+}
 
 /// Regression: each adapter sent requests without a pause and no acknowledgement, until the other one gave up.
 #[test]
