@@ -77,7 +77,8 @@ impl fmt::Display for ByteCount {
             return write!(f, "{} B", self.0);
         };
         let unit = 1 << (10 * power);
-        let tenths = (u128::from(self.0) * 10 + unit / 2) / unit;
+        let (whole, rest) = (self.0 / unit, self.0 % unit);
+        let tenths = whole * 10 + (rest * 10 + unit / 2) / unit;
         write!(f, "{}.{} {suffix}iB", tenths / 10, tenths % 10)
     }
 }

@@ -1,5 +1,7 @@
 //! Permissions as letters: `r` read, `w` write, `a` atomic, `m` master.
 
+use std::fmt::{self, Write};
+
 use halite::Permissions;
 
 const LETTERS: [(char, Permissions); 4] = [
@@ -33,12 +35,16 @@ pub fn parse_some(text: &str) -> Result<Permissions, String> {
 
 /// Formats permissions as letters; the inverse of [`parse`].
 pub fn format(permissions: Permissions) -> String {
-    if permissions.is_empty() {
-        return "none".to_owned();
-    }
-    LETTERS
-        .iter()
-        .filter(|(_, permission)| permissions.contains(*permission))
-        .map(|(letter, _)| *letter)
-        .collect()
+    display(permissions).to_string()
+}
+
+/// Returns permissions that print as [`format`] formats them.
+pub fn display(permissions: Permissions) -> impl fmt::Display {
+    fmt::from_fn(move |f| {
+        if permissions.is_empty() {
+            return f.write_str("none");
+        }
+        let given = LETTERS.iter().filter(|(_, permission)| permissions.contains(*permission));
+        given.map(|(letter, _)| *letter).try_for_each(|letter| f.write_char(letter))
+    })
 }

@@ -1,7 +1,6 @@
 //! Text tables: each column is as wide as its widest cell.
 
 use std::fmt::{self, Write};
-use std::iter;
 
 /// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +61,8 @@ impl Table {
 
     /// Removes the rows, and returns them as text. Later rows go under the same heading; a column only gets wider.
     pub fn take_text(&mut self) -> String {
-        let text = self.to_string();
+        let mut text = String::new();
+        self.append_to(&mut text);
         self.text.clear();
         self.cells.clear();
         text
@@ -91,31 +91,49 @@ fn is_invisible(letter: char) -> bool {
     )
 }
 
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut line, mut begin) = (String::new(), 0);
-        for row in self.cells.chunks(self.align.len()) {
-            line.clear();
+impl Table {
+    /// Appends the table to `text`.
+    fn append_to(&self, text: &mut String) {
+        let columns = self.align.len();
+        text.reserve(self.cells.len() / columns * (self.widths.iter().sum::<usize>() + 2 * columns + 1));
+        let mut begin = 0;
+        for row in self.cells.chunks(columns) {
+            let row_begin = text.len();
             for (((end, width), column), align) in row.iter().zip(&self.widths).zip(&self.align) {
                 let cell = &self.text[begin..*end];
                 begin = *end;
-                let padding = iter::repeat_n(' ', column - width);
                 match align {
                     Align::Left => {
-                        line.push_str(cell);
-                        line.extend(padding);
+                        text.push_str(cell);
+                        pad(text, column - width);
                     }
                     Align::Right => {
-                        line.extend(padding);
-                        line.push_str(cell);
+                        pad(text, column - width);
+                        text.push_str(cell);
                     }
                 }
-                line.push_str("  ");
+                text.push_str("  ");
             }
-            f.write_str(line.trim_end())?;
-            f.write_char('\n')?;
+            text.truncate(row_begin + text[row_begin..].trim_end().len());
+            text.push('\n');
         }
-        Ok(())
+    }
+}
+
+fn pad(text: &mut String, mut len: usize) {
+    const SPACES: &str = "                                ";
+    while len > 0 {
+        let part = len.min(SPACES.len());
+        text.push_str(&SPACES[..part]);
+        len -= part;
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::new();
+        self.append_to(&mut text);
+        f.write_str(&text)
     }
 }
 

@@ -361,7 +361,7 @@ impl QueuePair {
     /// that the caller adds; `None` if no packet is pending.
     ///
     /// Call this method until it returns `None`. If an acknowledgement is due, it is the last packet, because an
-    /// acknowledgement is shorter than other packets and so ends a train.
+    /// acknowledgement is shorter than other packets and so ends a train. An overdue one is the first.
     ///
     /// # Panics
     /// Panics if the buffer is shorter than [`QueuePair::packet_bytes_max`].
@@ -420,7 +420,13 @@ impl QueuePair {
         }
         self.last_was_response = false;
         let peer_qp = self.peer_qp;
-        let (requester, _, mut step) = self.split(now_ns, memory);
+        let (requester, responder, mut step) = self.split(now_ns, memory);
+        // An adapter takes one packet at a time. Its requests must not hold an acknowledgement back until the peer gives up.
+        if responder.has_overdue_ack(&step)
+            && let Some(len) = responder.poll_ack(&step, peer_qp, buffer)
+        {
+            return Some(len);
+        }
         match requester.poll_transmit(&mut step, peer_qp, buffer) {
             Ok(Some(len)) => return Some(len),
             Ok(None) => {}

@@ -697,6 +697,13 @@ impl Responder {
         self.ack_is_deferrable && self.ack_at_ns.is_some_and(|at| at <= now_ns)
     }
 
+    /// Returns true if an acknowledgement has been due for [`Config::ack_delay`](crate::Config::ack_delay), and no
+    /// response must precede it.
+    pub fn has_overdue_ack(&self, step: &StepContext<'_>) -> bool {
+        let patience_ns = nanoseconds(step.config.ack_delay);
+        !self.has_response() && self.ack_at_ns.is_some_and(|at| at.saturating_add(patience_ns) <= step.now_ns)
+    }
+
     /// Returns the time at which the acknowledgement is due.
     pub fn poll_timeout(&self) -> Option<u64> {
         self.ack_at_ns

@@ -1,6 +1,8 @@
 //! Sessions of two priorities beside each other in simulated time, as in LITE's figures 15 and 16.
 
 mod apps;
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write;

@@ -200,5 +200,5 @@ fn add_region(table: &mut Table, region: &RegionInfo) {
     table.cell(ByteCount(region.len));
     table.cell(holders(region));
     table.cell(&region.owner);
-    table.cell(letters::format(region.everyone));
+    table.cell(letters::display(region.everyone));
 }

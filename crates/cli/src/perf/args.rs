@@ -22,7 +22,7 @@ pub struct PerfArgs {
     /// Test to run
     #[arg(value_parser = table::names())]
     pub test: &'static Test,
-    /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat, fill_lat, copy_lat: 4K]
+    /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat, fill_lat, copy_lat: 4K; qos: 8K]
     #[arg(short = 's', long, value_name = "BYTES")]
     pub size: Option<ByteCount>,
     /// Operations per thread and size; rpc_load --all: fewer at lower rates [default: enough for a fraction of a second;

@@ -1,7 +1,8 @@
 //! `halite perf qos`: sessions of two priorities beside each other, in phases as in LITE's figure 16.
 //!
 //! Both sessions belong to the client's node, whose policy is measured. In the phases with throughput, each session writes
-//! 8 KiB at a time with up to 64 outstanding; in the other two, the session of high priority writes 64 B at a time.
+//! 8 KiB at a time (or what `-s` says) with 512 KiB outstanding; in the other two, the session of high priority writes
+//! 64 B at a time.
 
 use std::future::poll_fn;
 use std::path::Path;
@@ -29,12 +30,17 @@ use crate::table::{Align, Table};
 use crate::target::Target;
 use crate::threads;
 
+/// Default length of a long write, in bytes.
 const OPERATION: usize = 8 << 10;
-/// Number of independent streams of writes of a session, and the writes that each posts together.
-const STREAMS: usize = 8;
-const TOGETHER: usize = 8;
-const OUTSTANDING: usize = STREAMS * TOGETHER;
+/// Length of the long writes that are outstanding together, unless one write is longer.
+const OUTSTANDING_BYTES: usize = 512 << 10;
+/// Maximum number of outstanding long writes.
+const OUTSTANDING_MAX: usize = 64;
+/// Maximum number of independent streams of long writes.
+const STREAMS_MAX: usize = 8;
 const SMALL: usize = 64;
+/// Maximum length of a long write, in bytes.
+const SIZE_MAX: u64 = 64 << 20;
 /// Default duration of a phase, in seconds.
 const SECONDS: u64 = 2;
 /// Number of throughput samples of a phase.
@@ -42,20 +48,48 @@ const SAMPLES: u32 = 8;
 const HIGH: usize = 0;
 const LOW: usize = 1;
 
-/// A phase: its name, and for each session the bytes of one write; `None` for a session that does not write.
+/// A phase: its name, and the load of each session; `None` for a session that does not write.
 struct Phase {
     name: &'static str,
-    high: Option<usize>,
-    low: Option<usize>,
+    high: Option<Load>,
+    low: Option<Load>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Load {
+    Long,
+    Small,
+}
+
+/// The long writes of a session.
+#[derive(Clone, Copy)]
+struct Long {
+    /// Length of a write, in bytes.
+    bytes: usize,
+    /// Number of independent streams, and the writes that each posts together.
+    streams: usize,
+    together: usize,
+}
+
+impl Long {
+    fn new(bytes: usize) -> Long {
+        let outstanding = (OUTSTANDING_BYTES / bytes).clamp(1, OUTSTANDING_MAX);
+        let streams = outstanding.min(STREAMS_MAX);
+        Long { bytes, streams, together: outstanding / streams }
+    }
+
+    fn outstanding(self) -> usize {
+        self.streams * self.together
+    }
 }
 
 const PHASES: [Phase; 6] = [
-    Phase { name: "high alone", high: Some(OPERATION), low: None },
-    Phase { name: "both", high: Some(OPERATION), low: Some(OPERATION) },
-    Phase { name: "low alone", high: None, low: Some(OPERATION) },
-    Phase { name: "both again", high: Some(OPERATION), low: Some(OPERATION) },
-    Phase { name: "64 B alone", high: Some(SMALL), low: None },
-    Phase { name: "64 B and low", high: Some(SMALL), low: Some(OPERATION) },
+    Phase { name: "high alone", high: Some(Load::Long), low: None },
+    Phase { name: "both", high: Some(Load::Long), low: Some(Load::Long) },
+    Phase { name: "low alone", high: None, low: Some(Load::Long) },
+    Phase { name: "both again", high: Some(Load::Long), low: Some(Load::Long) },
+    Phase { name: "64 B alone", high: Some(Load::Small), low: None },
+    Phase { name: "64 B and low", high: Some(Load::Small), low: Some(Load::Long) },
 ];
 
 /// Measurements of a phase. Throughput is in bytes per second.
@@ -75,6 +109,8 @@ struct Report {
     policy: Policy,
     link_rate: Option<u64>,
     seconds: u64,
+    /// Length of a long write, in bytes.
+    size: usize,
     high_alone: f64,
     high_beside: f64,
     low_alone: f64,
@@ -90,10 +126,14 @@ struct Report {
 
 /// Runs all phases. Fails if an operation fails or the data differ.
 pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
-    if args.size.is_some() || args.all || args.threads.is_some() || args.iterations.is_some() || args.attached
-    {
-        return Err(wrong("qos has its own sizes and threads: omit -s, -a, -t, -n and --attached").into());
+    if args.all || args.threads.is_some() || args.iterations.is_some() || args.attached {
+        return Err(wrong("qos has its own threads: omit -a, -t, -n and --attached").into());
     }
+    let size = args.size.map_or(OPERATION as u64, |ByteCount(size)| size);
+    if !(SMALL as u64 + 1..=SIZE_MAX).contains(&size) {
+        return Err(wrong("qos writes 65 B to 64 MiB at a time: change -s").into());
+    }
+    let long = Long::new(size as usize);
     let seconds = args.seconds.unwrap_or(SECONDS);
     let policy = args.policy.unwrap_or(Policy::SwPri);
     let mut qos = Qos { policy, rate: args.link_rate.map(|ByteCount(rate)| rate) };
@@ -102,8 +142,8 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     }
     let target = Target::new(args.svg.as_deref(), None, args.force)?;
     let mut bench = Bench::open(dir, Job::new(args)?)?;
-    bench.make_regions(2, (OPERATION * OUTSTANDING) as u64, |_| None)?;
-    let pair = Pair::new(&bench)?;
+    bench.make_regions(2, (long.bytes * long.outstanding()) as u64, |_| None)?;
+    let pair = Pair::new(&bench, long)?;
     if policy == Policy::HwSep && qos.rate.is_none() {
         let measured = pair.run(&PHASES[0], Duration::from_secs(1))?;
         qos.rate = Some(measured.rates[HIGH] as u64);
@@ -118,7 +158,7 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     }
     bench.end.set_qos(Qos::default())?;
     let errors = pair.verify()?;
-    let report = Report::new(&bench, qos, seconds, &phases, errors);
+    let report = Report::new(&bench, qos, (seconds, long), &phases, errors);
     match args.json {
         true => output::print_json(&report)?,
         false => output::print(&text(&report, &phases))?,
@@ -136,37 +176,39 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
 struct Pair<'b> {
     bench: &'b Bench,
     sessions: [blocking::Session; 2],
+    long: Long,
     bytes: [Vec<u8>; 2],
 }
 
 impl<'b> Pair<'b> {
-    fn new(bench: &'b Bench) -> Result<Pair<'b>, QosError> {
+    fn new(bench: &'b Bench, long: Long) -> Result<Pair<'b>, QosError> {
         let of = |priority| bench.end.session.with_priority(priority);
         let sessions = [of(Priority::High)?, of(Priority::Low)?];
-        let bytes = [HIGH, LOW].map(|index| pattern(OPERATION as u64, index));
-        Ok(Pair { bench, sessions, bytes })
+        let bytes = [HIGH, LOW].map(|index| pattern(long.bytes as u64, index));
+        Ok(Pair { bench, sessions, long, bytes })
     }
 
     fn run(&self, phase: &Phase, time: Duration) -> anyhow::Result<Measured> {
         let (stop, counts) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 2]);
-        let write = |index: usize, len: usize| {
+        let write = |index: usize, load: Load| {
             pin(self.bench.end.cores.of_client(index)).context("cannot pin the thread to its core")?;
             let writer = Writer {
                 session: &self.sessions[index],
                 lh: self.bench.regions[index],
-                bytes: &self.bytes[index][..len],
+                long: self.long,
+                bytes: &self.bytes[index],
                 count: &counts[index],
             };
-            let written = writer.write_until(&stop);
+            let written = writer.write_until(load, &stop);
             // The other writer need not go on.
             stop.store(true, Relaxed);
             written
         };
         thread::scope(|scope| {
             let write = &write;
-            let lens = [(HIGH, phase.high), (LOW, phase.low)];
-            let works = lens.into_iter().filter_map(|(index, len)| Some((index, len?)));
-            let writers = threads::start_all(scope, works.map(|(index, len)| move || write(index, len)))?;
+            let loads = [(HIGH, phase.high), (LOW, phase.low)];
+            let works = loads.into_iter().filter_map(|(index, load)| Some((index, load?)));
+            let writers = threads::start_all(scope, works.map(|(index, load)| move || write(index, load)))?;
             let samples = sample(time, &counts, &stop);
             stop.store(true, Relaxed);
             let mut small = histogram();
@@ -183,8 +225,8 @@ impl<'b> Pair<'b> {
     fn verify(&self) -> anyhow::Result<u64> {
         let mut errors = 0;
         for index in [HIGH, LOW] {
-            for slot in 0..OUTSTANDING {
-                let (lh, offset) = (self.bench.regions[index], (slot * OPERATION) as u64);
+            for slot in 0..self.long.outstanding() {
+                let (lh, offset) = (self.bench.regions[index], (slot * self.long.bytes) as u64);
                 errors += differs(&self.bench.end.session, lh, offset, &self.bytes[index])?;
             }
         }
@@ -213,6 +255,8 @@ fn sample(time: Duration, counts: &[AtomicU64; 2], stop: &AtomicBool) -> Vec<[f6
 struct Writer<'w> {
     session: &'w blocking::Session,
     lh: Lh,
+    long: Long,
+    /// Bytes of a long write; a small one writes the first of them.
     bytes: &'w [u8],
     /// Number of bytes written so far.
     count: &'w AtomicU64,
@@ -220,19 +264,19 @@ struct Writer<'w> {
 
 impl Writer<'_> {
     /// Writes until `stop` is set. Returns the times of short operations.
-    fn write_until(&self, stop: &AtomicBool) -> anyhow::Result<Histogram<u64>> {
+    fn write_until(&self, load: Load, stop: &AtomicBool) -> anyhow::Result<Histogram<u64>> {
         let mut times = histogram();
-        if self.bytes.len() == SMALL {
+        if load == Load::Small {
             while !stop.load(Relaxed) {
                 let begin = Instant::now();
-                self.session.write(self.lh, 0, self.bytes)?;
+                self.session.write(self.lh, 0, &self.bytes[..SMALL])?;
                 times.saturating_record(begin.elapsed().as_nanos() as u64);
                 self.count.fetch_add(SMALL as u64, Relaxed);
             }
             return Ok(times);
         }
         let mut streams: Vec<_> =
-            (0..STREAMS).map(|stream| Some(Box::pin(self.stream(stream, stop)))).collect();
+            (0..self.long.streams).map(|stream| Some(Box::pin(self.stream(stream, stop)))).collect();
         self.session.block_on(poll_fn(|context| {
             for stream in &mut streams {
                 let Some(Poll::Ready(ended)) = stream.as_mut().map(|stream| stream.as_mut().poll(context))
@@ -249,12 +293,13 @@ impl Writer<'_> {
 
     /// Writes one part of the region after the other, so that several streams keep the link busy.
     async fn stream(&self, stream: usize, stop: &AtomicBool) -> anyhow::Result<()> {
-        let slots = stream * TOGETHER..(stream + 1) * TOGETHER;
-        let op = |slot| WriteOp { lh: self.lh, offset: (slot * OPERATION) as u64, from: self.bytes };
+        let Long { bytes, together, .. } = self.long;
+        let slots = stream * together..(stream + 1) * together;
+        let op = |slot| WriteOp { lh: self.lh, offset: (slot * bytes) as u64, from: self.bytes };
         let ops: Vec<_> = slots.map(op).collect();
         while !stop.load(Relaxed) {
             self.session.as_async().write_batch(&ops).await?;
-            self.count.fetch_add((TOGETHER * OPERATION) as u64, Relaxed);
+            self.count.fetch_add((together * bytes) as u64, Relaxed);
             yield_once().await;
         }
         Ok(())
@@ -280,7 +325,13 @@ fn histogram() -> Histogram<u64> {
 }
 
 impl Report {
-    fn new(bench: &Bench, qos: Qos, seconds: u64, phases: &[Measured], errors: u64) -> Report {
+    fn new(
+        bench: &Bench,
+        qos: Qos,
+        (seconds, long): (u64, Long),
+        phases: &[Measured],
+        errors: u64,
+    ) -> Report {
         let us = |phase: usize, quantile| phases[phase].small.value_at_quantile(quantile) as f64 / 1e3;
         let both = |index: usize| (phases[1].rates[index] + phases[3].rates[index]) / 2.0;
         let mut samples = Vec::new();
@@ -297,6 +348,7 @@ impl Report {
             policy: qos.policy,
             link_rate: qos.rate,
             seconds,
+            size: long.bytes,
             high_alone: phases[0].rates[HIGH],
             high_beside: both(HIGH),
             low_alone: phases[2].rates[LOW],
@@ -334,10 +386,12 @@ fn text(report: &Report, phases: &[Measured]) -> String {
         table.row(row(phase.name, until, measured.rates, times));
     }
     format!(
-        "qos over {}, policy {}: writes of 8 KiB, 64 outstanding; a named line is the mean of the lines above it\n{table}\
+        "qos over {}, policy {}: writes of {}, {} outstanding; a named line is the mean of the lines above it\n{table}\
          high beside low: {:.2} of high alone; low beside high: {:.2}; low alone: {:.2}\n{}",
         report.fabric,
         report.policy,
+        ByteCount(report.size as u64),
+        Long::new(report.size).outstanding(),
         report.high_beside / report.high_alone,
         report.low_beside / report.high_alone,
         report.low_alone / report.high_alone,

@@ -113,6 +113,26 @@ fn names_in_etcd_go_on_without_node_0() {
     assert!(counting.stop(cluster.host(1)).contains("counted to"));
 }
 
+#[test]
+fn names_return_from_etcd_to_node_0() {
+    let Some(mut cluster) = cluster(2) else { return };
+    cluster.put(0, "there", &bytes(100_000), 1);
+    cluster.put(1, "here", &bytes(10_000), 0);
+    let said = cluster.host(1).ok("halite directory back");
+    assert!(said.starts_with("moved 2 names to node 0"), "{said}");
+    (0..2).for_each(|host| cluster.host(host).lose_etcd());
+    for host in [0, 1] {
+        assert!(cluster.get(host, "there") == bytes(100_000) && cluster.get(host, "here") == bytes(10_000));
+        assert!(put(&cluster, host, &format!("new-{host}")));
+    }
+    cluster.world.leave_etcd();
+    cluster.nodes[1].kill();
+    cluster.restart(1, Some(0));
+    eventually(|| cluster.is_whole());
+    assert_eq!(cluster.host(1).ok("halite directory show"), "names are at node 0\n");
+    assert!(cluster.get(1, "here") == bytes(10_000) && put(&cluster, 1, "newer"));
+}
+
 /// All hosts reach each other, and two of four cannot reach etcd.
 #[test]
 #[ignore = "slow: .ci/deep slow"]

@@ -113,6 +113,11 @@ impl World {
         self.hosts.iter_mut().for_each(|host| host.directory = Some(format!("etcd://{ETCD}:2379/names")));
     }
 
+    /// Leaves etcd out of the environment of processes that are started later.
+    pub fn leave_etcd(&mut self) {
+        self.hosts.iter_mut().for_each(|host| host.directory = None);
+    }
+
     /// Runs `etcdctl`, which must succeed.
     #[track_caller]
     pub fn etcdctl(&self, line: &str) -> String {

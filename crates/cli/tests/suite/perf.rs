@@ -163,7 +163,8 @@ fn many_clients_share_one_server() {
             "--clients, --mode, --verb, --initiator and --workload apply only to fan_in",
         ),
         ("perf networks -s 8", "networks has its own sizes"),
-        ("perf qos -s 8", "qos has its own sizes"),
+        ("perf qos -s 8", "qos writes 65 B to 64 MiB"),
+        ("perf qos -t 2", "qos has its own threads"),
         ("perf read_lat --policy none", "apply only to qos"),
         ("perf read_lat --out page", "--out applies only to networks"),
     ] {

@@ -1,6 +1,6 @@
 //! Operations without faults: effects, packets and acknowledgements.
 
-use halite_rnic::wire::Opcode;
+use halite_rnic::wire::{Opcode, Packet};
 use halite_rnic::{Config, Local, Mtu, Operation, PostError, Request, Status};
 
 use crate::pair::*;
@@ -163,6 +163,29 @@ fn unawaited_acknowledgements_are_held_back() {
 
 /// Regression: a read claimed no share, since its request has no payload, so a pure reader got one packet per round
 /// trip.
+/// An adapter takes one packet at a time. Two peers that write without a pause must still get their acknowledgements.
+#[test]
+fn requests_do_not_hold_an_acknowledgement_back() {
+    let mut pair =
+        Pair::with(Config { mtu: Mtu::Bytes256, first_packets_max: 64, ..Config::default() }, [0, 0]);
+    let take = |end: &mut End, now_ns| {
+        let mut buffer = vec![0; end.qp.packet_bytes_max()];
+        let len = end.qp.poll_transmit(now_ns, &end.memory, &mut buffer).expect("a packet is pending");
+        buffer.truncate(len - 4);
+        buffer
+    };
+    pair.a().write(0, b"acknowledge me");
+    let written = take(pair.a(), 0);
+    let b = pair.b();
+    b.write(0, &pattern(64 * 256, 1));
+    b.qp.handle_packet(0, &Packet::parse(&written).expect("it is well-formed"), &b.memory);
+    let mut is_acknowledgement = |time: u64| {
+        let packet = take(pair.b(), time * 20_000);
+        Packet::parse(&packet).expect("it is well-formed").headers.opcode() == Opcode::Acknowledge
+    };
+    assert_eq!((0..50).filter(|time| is_acknowledgement(*time)).collect::<Vec<_>>(), [25], "after 500 us");
+}
+
 #[test]
 fn reads_and_atomics_claim_a_share() {
     for operation in [

@@ -11,7 +11,8 @@
 //! not, low priority uses the rest. The smaller of the two limits applies.
 //!
 //! Unless it is configured, the link's rate is the highest rate of the last 10 s. A limit hides the full rate, so low
-//! priority runs without a limit for one window every 2 s.
+//! priority runs without a limit for one window every 2 s. The usual round trip is the shortest one of the last 10 s.
+//! Operations of low priority hide it, so low priority has only its least rate for one window every 5 s.
 
 use super::{Bucket, Priority, SECOND_NS, Shaper};
 
@@ -67,6 +68,9 @@ pub(super) struct SwPri {
     /// True in a window in which low priority has no limit.
     is_probing: bool,
     next_probe_ns: u64,
+    /// True in a window in which low priority has its least rate, so that round trips show the idle path.
+    is_listening: bool,
+    next_listening_ns: u64,
     /// The measurements of the current and the previous generation.
     seen: [Seen; 2],
     generation_end_ns: u64,
@@ -88,6 +92,8 @@ impl SwPri {
             settled_ns: 0,
             is_probing: false,
             next_probe_ns: now_ns,
+            is_listening: false,
+            next_listening_ns: now_ns,
             seen: [Seen::NOTHING; 2],
             generation_end_ns: now_ns.saturating_add(GENERATION_NS),
         }
@@ -121,10 +127,16 @@ impl SwPri {
         let before = self.limit(Priority::Low);
         self.limit_by_load = (link > 0 && self.load >= link / LITTLE)
             .then(|| link.saturating_sub(self.load.saturating_mul(2)).max(floor(link)));
-        self.limit_by_delay = self.next_limit_by_delay(now_ns, link, before.unwrap_or(low));
+        let was_listening = std::mem::take(&mut self.is_listening);
+        if !was_listening {
+            self.limit_by_delay = self.next_limit_by_delay(now_ns, link, before.unwrap_or(low));
+        }
         self.is_probing = self.rate.is_none() && self.has_delayed && now_ns >= self.next_probe_ns;
         if self.is_probing {
             self.next_probe_ns = now_ns.saturating_add(PROBE_INTERVAL_NS);
+        } else if self.round_trips.1 > 0 && low > 0 && now_ns >= self.next_listening_ns {
+            self.is_listening = true;
+            self.next_listening_ns = now_ns.saturating_add(GENERATION_NS);
         }
         if self.limit(Priority::Low).is_none() {
             self.bucket.clear(now_ns);
@@ -195,6 +207,7 @@ impl Shaper for SwPri {
         if priority == Priority::High || self.is_probing {
             return None;
         }
-        [self.limit_by_load, self.limit_by_delay].into_iter().flatten().min()
+        let least = self.is_listening.then(|| floor(self.link_rate()));
+        [self.limit_by_load, self.limit_by_delay, least].into_iter().flatten().min()
     }
 }

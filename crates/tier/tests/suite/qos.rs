@@ -143,6 +143,17 @@ fn low_priority_gives_way_when_round_trips_grow() {
     assert!(equal.small_p99_ns > 50 * idle, "{}", equal.small_p99_ns);
 }
 
+/// Regression: if low priority was first, all round trips were long, and these counted as usual.
+#[test]
+fn low_priority_gives_way_to_round_trips_that_it_preceded() {
+    let mut link = Link::new(Policy::SwPri, None);
+    link.run(500, &[LOW]);
+    link.run(500, &[SMALL_HIGH, LOW]);
+    let beside = link.run(12_000, &[SMALL_HIGH, LOW]);
+    assert!(beside.small_p99_ns < 10 * DELAY_NS, "{} ns", beside.small_p99_ns);
+    assert!(beside.low > 0.6, "{}", beside.low);
+}
+
 #[test]
 fn fixed_shares_hold_and_stay_unused() {
     let mut link = Link::new(Policy::HwSep, Some(LINK));
