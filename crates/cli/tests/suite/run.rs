@@ -308,6 +308,29 @@ fn the_log_tells_why_a_client_is_disconnected() {
     assert!(run.wait().success());
 }
 
+/// The processes of a run share the end of one log, also if a process writes on behalf of one that it kills.
+#[test]
+#[ignore = "slow: .ci/deep slow"]
+fn lines_of_the_log_stay_whole_when_a_process_is_killed() {
+    let scratch = Scratch::new("run-kv-lines");
+    let log = scratch.write("log", b"");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+    command.args("run kv --listen 127.0.0.1:0 --json --arena 64M".split(' '));
+    command.env_remove("HALITE_DIR").env("TMPDIR", scratch.file("")).stderr(File::create(&log).unwrap());
+    let mut run = Running::of(command);
+    run.line();
+    let pid = rustix::process::Pid::from_raw(support::children(run.pid())[1] as i32).unwrap();
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    let text = || std::fs::read_to_string(&log).unwrap();
+    eventually(|| text().contains("takes its place, without its keys\n"));
+    let text = text();
+    let warned = |line: &str| line.starts_with("halite: this process was stopped or silent for ");
+    let warning = text.lines().find(|line| warned(line)).unwrap_or_else(|| panic!("{text}"));
+    assert!(warning.ends_with("(see Config::fence)"), "{text}");
+    run.signal(Signal::TERM);
+    assert!(run.wait().success());
+}
+
 #[test]
 fn the_memory_of_a_served_store_is_limited() {
     let scratch = Scratch::new("run-kv-limited");
