@@ -15,7 +15,9 @@ use super::layout::{
 };
 use super::limit::MemoryLimit;
 use super::shard::KEPT_BYTES_MAX;
-use super::wire::{Answer, Expires, Only, Request, When, batch_answer_bytes_max, parts, push_part};
+use super::wire::{
+    Answer, Expires, Only, Request, When, batch_answer_bytes_max, parts, push_part, timeout_of,
+};
 use crate::directory::is_without_directory;
 
 /// Maximum number of keys per batch of lookups.
@@ -176,7 +178,7 @@ impl Store {
         Ok(Store { timeout: self.timeout, epoch: self.epoch + 1, ..store })
     }
 
-    /// Sets the timeout of calls to owners, by default 5 s.
+    /// Sets the timeout of calls to owners, by default 5 s. Each 64 MB of a request add 1 s.
     pub fn with_timeout(self, timeout: Duration) -> Store {
         Store { timeout, ..self }
     }
@@ -726,7 +728,7 @@ impl Store {
     /// Sends an encoded request to the owner of a shard; returns the answer.
     pub(super) async fn request_encoded(&self, shard: usize, request: &[u8]) -> Result<Vec<u8>, KvError> {
         let MappedShard { node, function, .. } = self.shards[shard];
-        Ok(self.session.call(node, function, request, self.timeout).await?)
+        Ok(self.session.call(node, function, request, timeout_of(request, self.timeout)).await?)
     }
 
     /// Sends several requests, each [with a short answer](Request::has_short_answer), to the owner of a shard in one
@@ -741,7 +743,9 @@ impl Store {
         Request::Batch { requests: &together }.encode(self.id, &mut request);
         let MappedShard { node, function, .. } = self.shards[shard];
         let answer_bytes_max = batch_answer_bytes_max(requests.len());
-        self.session.post_call(node, function, &request, answer_bytes_max, self.timeout).await
+        self.session
+            .post_call(node, function, &request, answer_bytes_max, timeout_of(&request, self.timeout))
+            .await
     }
 
     /// Returns the error of a refusal or malformed answer.

@@ -123,7 +123,7 @@ fn read_password(path: &Path) -> anyhow::Result<Vec<u8>> {
 fn check_listen(listen: &str, has_password: bool) -> Result<(), UsageError> {
     // The worker reports an address that cannot be resolved.
     let mut addresses = listen.to_socket_addrs().into_iter().flatten();
-    if has_password || addresses.all(|address| address.ip().is_loopback()) {
+    if has_password || addresses.all(|address| address.ip().to_canonical().is_loopback()) {
         return Ok(());
     }
     let why = "clients of other hosts could do everything; give a password with --password-file FILE";
