@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use halite::{Call, Function, Permissions, ServeCause, ServeOptions, Server, Session};
+use halite::{
+    AccessCause, Call, Function, Permissions, RegionCause, ServeCause, ServeOptions, Server, Session,
+};
 
 use super::error::KvError;
 use super::layout::store_id;
@@ -55,15 +57,25 @@ impl Local {
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
         let mut held = self.lock();
-        held.as_mut().ok_or(KvError::Ended)?.execute(now_ms, request, answer).await
+        let shard = held.as_mut().ok_or(KvError::Ended)?;
+        // Boxed here and below, because it is rare, and so the future of a request stays small.
+        if shard.is_lost() {
+            Box::pin(shard.replace_memory()).await?;
+        }
+        let done = shard.execute(now_ms, request, answer).await;
+        if let Err(error) = &done {
+            Box::pin(shard.handle_error(error)).await;
+        }
+        done
     }
 
     /// Removes some expired keys of the shard.
     #[expect(clippy::await_holding_lock, reason = "see execute")]
-    pub(super) async fn sweep_batch(&self, now_ms: u64) -> Result<(), KvError> {
-        match &mut *self.lock() {
-            Some(shard) => shard.sweep_batch(now_ms).await,
-            None => Ok(()),
+    pub(super) async fn sweep_batch(&self, now_ms: u64) {
+        if let Some(shard) = &mut *self.lock()
+            && let Err(error) = shard.sweep_batch(now_ms).await
+        {
+            Box::pin(shard.handle_error(&error)).await;
         }
     }
 }
@@ -142,6 +154,7 @@ impl Owner {
         Ok(())
     }
 
+    /// Executes calls until the end. Errors of single requests do not end the owner.
     async fn serve(&mut self, now_ms: impl Fn() -> u64) -> Result<End, KvError> {
         loop {
             let calls = match self.server.recv_many(CALLS_MAX).await {
@@ -157,22 +170,44 @@ impl Owner {
             let mut answers: Vec<(Call, Vec<u8>)> = Vec::with_capacity(calls.len());
             for call in calls {
                 let mut answer = Vec::new();
-                match Request::decode(call.input()) {
-                    Some((store, _)) if store != self.store_id => Answer::AnotherStore.encode(&mut answer),
-                    Some((_, Request::Batch { requests })) => {
-                        self.execute_batch(now_ms(), requests, &mut answer).await?
+                let done = match Request::decode(call.input()) {
+                    Some((store, _)) if store != self.store_id => {
+                        Answer::AnotherStore.encode(&mut answer);
+                        Ok(())
                     }
-                    Some((_, request)) => self.shard.execute(now_ms(), &request, &mut answer).await?,
-                    None => Answer::Malformed.encode(&mut answer),
+                    Some((_, Request::Batch { requests })) => {
+                        self.execute_batch(now_ms(), requests, &mut answer).await
+                    }
+                    Some((_, request)) => self.shard.execute(now_ms(), &request, &mut answer).await,
+                    None => {
+                        Answer::Malformed.encode(&mut answer);
+                        Ok(())
+                    }
+                };
+                match done {
+                    Ok(()) => answers.push((call, answer)),
+                    Err(error) if ends_owner(&error) => return Err(error),
+                    // Memory of another node cannot be reached. The dropped call fails at its caller.
+                    Err(_) => {}
                 }
-                answers.push((call, answer));
             }
             // An error means that the caller has ended, so the answer is no longer needed.
             self.server.reply_all(answers);
             if is_last {
                 return Ok(End::Requested);
             }
-            self.shard.sweep_batch(now_ms()).await?;
+            self.shard.sweep_batch(now_ms()).await;
         }
+    }
+}
+
+/// Returns true after an error that requests to come would meet too, because the owner's node has ended or the shard is
+/// damaged.
+fn ends_owner(error: &KvError) -> bool {
+    match error {
+        KvError::Access(error) => matches!(error.cause(), AccessCause::NodeClosed(_)),
+        KvError::Region(error) => matches!(error.cause(), RegionCause::NodeClosed(_)),
+        KvError::Full | KvError::NoDirectory => false,
+        _ => true,
     }
 }

@@ -3,13 +3,15 @@
 //! Only the owner writes. It keeps a private copy of the slots, and trusts an entry in shared memory only if its
 //! checksum matches.
 
+mod edit;
+mod lost;
+
 use std::collections::BTreeSet;
 
 use halite::{AllocOptions, Lh, Permissions, Session, WriteOp};
 
-use super::decimal::{self, NoSum, parse_integer};
+use super::decimal::parse_integer;
 use super::error::KvError;
-use super::fields::Field;
 use super::heap::{self, Block, Heap, Live};
 use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, CLASSES, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
@@ -17,6 +19,9 @@ use super::layout::{
 };
 use super::limit::Eviction;
 use super::wire::{Answer, Expires, Only, Request, When, push_part};
+
+use self::edit::edit_value;
+pub(super) use self::lost::needs_owner;
 
 /// Buckets of a new table.
 const BUCKETS_MIN: u64 = 8;
@@ -70,6 +75,8 @@ pub(super) struct Shard {
     is_evicting: bool,
     /// True if the last request was refused because its bucket is full.
     is_bucket_full: bool,
+    /// True if memory of the shard was lost with a node.
+    is_lost: bool,
     /// Total number of removed or replaced entries.
     removals: u64,
     /// Value of `removals`, and the class of the requested block, when the last compaction failed.
@@ -169,6 +176,7 @@ impl Shard {
             evicted: 0,
             is_evicting: false,
             is_bucket_full: false,
+            is_lost: false,
             removals,
             failed_compaction,
             entry,
@@ -668,7 +676,8 @@ impl Shard {
             unreachable!("the caller passes only these requests");
         };
         let found = self.find(now_ms, key).await?;
-        let mut value = found.map_or(Vec::new(), |found| self.value(found).to_vec());
+        let absent = if matches!(request, Request::AddFloat { .. }) { &b"0"[..] } else { &[] };
+        let mut value = found.map_or(absent, |found| self.value(found)).to_vec();
         match edit_value(&mut value, request, answer) {
             _ if key.len() > KEY_BYTES_MAX => Answer::TooLong.encode(answer),
             Err(refusal) => refusal.encode(answer),
@@ -803,66 +812,6 @@ impl Shard {
     async fn create_table(&self, generation: u64, buckets: u64) -> Result<Table, KvError> {
         Table::create(&self.session, &self.name, self.number, generation, buckets, self.everyone).await
     }
-}
-
-/// Changes a value as requested, and encodes the answer. Returns true if the value has changed and must be written.
-fn edit_value(
-    value: &mut Vec<u8>,
-    request: &Request<'_>,
-    answer: &mut Vec<u8>,
-) -> Result<bool, Answer<'static>> {
-    let fit = |end: Option<u64>| {
-        let end = end.and_then(|end| usize::try_from(end).ok());
-        end.filter(|end| *end <= VALUE_BYTES_MAX).ok_or(Answer::TooLong)
-    };
-    match *request {
-        Request::SetRange { value: [], .. } => {
-            Answer::Number(value.len() as i64).encode(answer);
-            return Ok(false);
-        }
-        Request::SetRange { offset, value: part, .. } => {
-            let end = fit(offset.checked_add(part.len() as u64))?;
-            value.resize(value.len().max(end), 0);
-            value[end - part.len()..end].copy_from_slice(part);
-            Answer::Number(value.len() as i64).encode(answer);
-        }
-        Request::SetBit { offset, bit, .. } => {
-            let end = fit(Some(offset / 8 + 1))?;
-            value.resize(value.len().max(end), 0);
-            let (byte, mask) = (&mut value[end - 1], 1 << (7 - offset % 8));
-            Answer::Number(i64::from(*byte & mask != 0)).encode(answer);
-            *byte = if bit { *byte | mask } else { *byte & !mask };
-        }
-        Request::AddFloat { value: number, .. } => {
-            let old = if value.is_empty() { b"0" } else { &value[..] };
-            *value = decimal::sum(old, number)
-                .map_err(|why| match why {
-                    NoSum::NotANumber => Answer::NotAFloat,
-                    NoSum::Infinite => Answer::Infinite,
-                })?
-                .into_bytes();
-            Answer::Bytes(0, value).encode(answer);
-        }
-        Request::BitFields { value: fields, .. } => {
-            let fields = Field::decode_all(fields).ok_or(Answer::Malformed)?;
-            let written = || fields.iter().filter(|field| field.writes());
-            let mut len = value.len();
-            for field in written() {
-                len = len.max(field.bytes_min().ok_or(Answer::TooLong)?);
-            }
-            value.resize(len, 0);
-            let mut results = Vec::with_capacity(fields.len() * 9);
-            for field in &fields {
-                let number = field.apply(value);
-                results.push(number.is_some().into());
-                results.extend(number.unwrap_or(0).to_le_bytes());
-            }
-            Answer::Bytes(0, &results).encode(answer);
-            return Ok(written().next().is_some());
-        }
-        _ => return Err(Answer::Malformed),
-    }
-    Ok(true)
 }
 
 /// Returns true if the condition allows a change of expiry from `old_ms` to `new_ms`.

@@ -14,9 +14,10 @@ use super::layout::{
     root_name, store_id, table_name,
 };
 use super::limit::MemoryLimit;
-use super::shard::KEPT_BYTES_MAX;
-use super::wire::{Answer, Expires, Only, Request, When, batch_answer_bytes_max, parts, push_part};
-use crate::directory::is_without_directory;
+use super::shard::{KEPT_BYTES_MAX, needs_owner};
+use super::wire::{
+    Answer, Expires, Only, Request, When, batch_answer_bytes_max, parts, push_part, timeout_of,
+};
 
 /// Maximum number of keys per batch of lookups.
 const KEYS_TOGETHER_MAX: usize = 128;
@@ -176,7 +177,7 @@ impl Store {
         Ok(Store { timeout: self.timeout, epoch: self.epoch + 1, ..store })
     }
 
-    /// Sets the timeout of calls to owners, by default 5 s.
+    /// Sets the timeout of calls to owners, by default 5 s. Each 64 MB of a request add 1 s.
     pub fn with_timeout(self, timeout: Duration) -> Store {
         Store { timeout, ..self }
     }
@@ -275,8 +276,8 @@ impl Store {
                 Err(KvError::Access(error)) if is_stale(&error) => Lookup::Moved,
                 // The table was replaced during the lookup.
                 Err(KvError::Region(error)) if *error.cause() == RegionCause::NotFound => Lookup::Moved,
-                // The owner needs no names.
-                Err(KvError::Region(error)) if is_without_directory(error.cause()) => Lookup::CallOwner,
+                // The owner needs no names, and replaces lost memory.
+                Err(KvError::Region(error)) if needs_owner(error.cause()) => Lookup::CallOwner,
                 result => result?,
             };
             match result {
@@ -726,7 +727,7 @@ impl Store {
     /// Sends an encoded request to the owner of a shard; returns the answer.
     pub(super) async fn request_encoded(&self, shard: usize, request: &[u8]) -> Result<Vec<u8>, KvError> {
         let MappedShard { node, function, .. } = self.shards[shard];
-        Ok(self.session.call(node, function, request, self.timeout).await?)
+        Ok(self.session.call(node, function, request, timeout_of(request, self.timeout)).await?)
     }
 
     /// Sends several requests, each [with a short answer](Request::has_short_answer), to the owner of a shard in one
@@ -741,7 +742,9 @@ impl Store {
         Request::Batch { requests: &together }.encode(self.id, &mut request);
         let MappedShard { node, function, .. } = self.shards[shard];
         let answer_bytes_max = batch_answer_bytes_max(requests.len());
-        self.session.post_call(node, function, &request, answer_bytes_max, self.timeout).await
+        self.session
+            .post_call(node, function, &request, answer_bytes_max, timeout_of(&request, self.timeout))
+            .await
     }
 
     /// Returns the error of a refusal or malformed answer.
@@ -830,9 +833,9 @@ fn has_tag_of(slot: Slot, entry: &Entry<'_>) -> bool {
     Hash::of(entry.key).tag() == slot.tag
 }
 
-/// Returns true if a handle is stale. The error of mapping the region again gives the reason.
+/// Returns true if a handle is stale, or its memory lost. The error of mapping the region again gives the reason.
 fn is_stale(error: &AccessError) -> bool {
-    matches!(error.cause(), AccessCause::Stale)
+    matches!(error.cause(), AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::LinkLost(_))
 }
 
 #[cfg(test)]

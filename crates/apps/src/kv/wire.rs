@@ -7,6 +7,8 @@
 //!   together  len u32 | request | len u32 | request ...     as a request's value; its answer holds the answers
 //! ```
 
+use std::time::Duration;
+
 use super::fields::Field;
 use super::limit::Eviction;
 
@@ -189,6 +191,14 @@ pub(super) enum Answer<'a> {
     AnotherStore,
     /// The directory of names does not answer, and the shard has no room without it.
     NoDirectory,
+}
+
+/// Rate at which a slow host moves values of up to 512 MB.
+const BYTES_PER_S_MIN: u64 = 64 << 20;
+
+/// Returns the timeout of a request. `timeout` is that of a short one.
+pub(super) fn timeout_of(request: &[u8], timeout: Duration) -> Duration {
+    timeout + Duration::from_secs(request.len() as u64 / BYTES_PER_S_MIN)
 }
 
 /// Maximum length of an answer without a value or keys.
@@ -443,6 +453,13 @@ impl<'a> Answer<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_requests_have_more_time() {
+        let timeout = Duration::from_secs(5);
+        assert_eq!(timeout_of(b"short", timeout), timeout);
+        assert_eq!(timeout_of(&vec![0; 128 << 20], timeout), Duration::from_secs(7));
+    }
 
     #[test]
     fn messages_are_read_as_written_and_cut_ones_refused() {

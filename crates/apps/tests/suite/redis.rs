@@ -35,6 +35,15 @@ fn keys_and_values_may_contain_any_bytes() {
 }
 
 #[test]
+fn hello_in_a_transaction_replies_in_the_protocol_that_it_chooses() {
+    let served = Served::new();
+    let mut client = served.client();
+    client.send("multi\r\nhello 3\r\nexec\r\n");
+    client.expect("+OK\r\n+QUEUED\r\n*1\r\n%7\r\n");
+    served.end();
+}
+
+#[test]
 fn oversized_requests_fail_without_closing_the_connection() {
     let served = Served::new();
     let mut client = served.client();

@@ -73,6 +73,9 @@ const REPLIES: &[(&str, &str)] = &[
     ("incrbyfloat f x", "-ERR value is not a valid float\r\n"),
     ("set f x", "+OK\r\n"),
     ("incrbyfloat f 1", "-ERR value is not a valid float\r\n"),
+    ("set f ", "+OK\r\n"),
+    ("incrbyfloat f 1", "-ERR value is not a valid float\r\n"),
+    ("bitpos f 0", ":-1\r\n"),
     // Parts of values.
     ("set f Hello", "+OK\r\n"),
     ("getrange f 1 2", "$2\r\nel\r\n"),

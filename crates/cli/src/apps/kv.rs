@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use halite::{Function, NodeId, Permissions};
+use halite::{Function, NodeId, Permissions, RegionCause};
 use halite_apps::kv::redis::{CLIENTS_MAX, Clock, Server, ServerControl};
-use halite_apps::kv::{Eviction, Local, MemoryLimit, Store};
+use halite_apps::kv::{Eviction, KvError, Local, MemoryLimit, Store};
 use serde::{Deserialize, Serialize};
 
 use super::Over;
@@ -123,7 +123,7 @@ fn read_password(path: &Path) -> anyhow::Result<Vec<u8>> {
 fn check_listen(listen: &str, has_password: bool) -> Result<(), UsageError> {
     // The worker reports an address that cannot be resolved.
     let mut addresses = listen.to_socket_addrs().into_iter().flatten();
-    if has_password || addresses.all(|address| address.ip().is_loopback()) {
+    if has_password || addresses.all(|address| address.ip().to_canonical().is_loopback()) {
         return Ok(());
     }
     let why = "clients of other hosts could do everything; give a password with --password-file FILE";
@@ -248,9 +248,20 @@ fn follow(
 /// Records the nodes of the shards, after some have changed.
 fn place_shards(worker: &Worker, task: &Task, nodes: &[u32]) -> anyhow::Result<()> {
     let session = &worker.session;
-    for (shard, node) in nodes.iter().enumerate() {
-        let placing = Store::place(session.as_async(), &task.name, shard, NodeId(*node));
-        session.block_on(placing).context("cannot record the new node of a shard")?;
-    }
-    Ok(())
+    let place_all = || {
+        nodes.iter().enumerate().try_for_each(|(shard, node)| {
+            session.block_on(Store::place(session.as_async(), &task.name, shard, NodeId(*node)))
+        })
+    };
+    let placed = match place_all() {
+        // The list of nodes was lost with the node that held it.
+        Err(KvError::Region(error)) if matches!(error.cause(), RegionCause::Lost(_)) => {
+            let nodes: Vec<NodeId> = nodes.iter().copied().map(NodeId).collect();
+            let creating =
+                Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
+            session.block_on(creating).map(drop)
+        }
+        placed => placed,
+    };
+    placed.context("cannot record the new node of a shard")
 }

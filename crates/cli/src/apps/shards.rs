@@ -10,8 +10,8 @@ use halite_apps::kv::redis::Clock;
 use halite_apps::kv::{Local, Owner, SHARDS_MAX};
 
 use super::worker::{Worker, reported, say_failed};
-use super::{Over, away};
-use crate::output::UsageError;
+use super::{Over, away, crew};
+use crate::output::{self, UsageError};
 use crate::threads;
 
 /// The shard of a worker.
@@ -80,6 +80,9 @@ pub(super) fn own(
         };
         stopper.stop();
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        if number == 0 {
+            forget_lost(session, name);
+        }
         played?;
         freed.with_context(|| format!("cannot remove the store {name:?}"))?;
         served.context("the owner of a shard failed")
@@ -104,6 +107,18 @@ fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError>
     match session.map(name, Permissions::MASTER) {
         Ok(lh) => session.free(lh),
         Err(error) if *error.cause() == RegionCause::NotFound => Ok(()),
+        // Its memory has ended with a node.
+        Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+/// Removes the names of the store's regions that were lost with a node. Names what is left.
+fn forget_lost(session: &blocking::Session, name: &str) {
+    let lost = session.list_lost().unwrap_or_default().into_iter();
+    for region in lost.map(|region| region.name).filter(|region| crew::is_part(region, name)) {
+        if let Err(error) = session.forget_name(&region) {
+            output::note(&format!("{error}; `halite rm {region}` removes the name"));
+        }
     }
 }

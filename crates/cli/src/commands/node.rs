@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, bail};
 use halite::cluster_dir::Made;
 use halite::{Config, Hosts, JoinError, NodeId};
 use rustix::process::Signal;
@@ -33,6 +33,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     // The listener precedes the node, so that no signal is lost. A second signal ends the process at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     let at_once = EndsAtOnce::listen().context("cannot listen for signals")?;
+    let (hosts, unresolved) = hosts(&args.hosts)?;
     let mut config = Config {
         dir: dir.to_owned(),
         node: args.id.map(NodeId),
@@ -43,7 +44,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         pcap: args.pcap.clone(),
         receivers: args.networks.receivers as usize,
         qos: args.networks.qos(),
-        hosts: hosts(&args.hosts)?,
+        hosts,
         found: args.hosts.found,
         directory: args.names.directory.clone(),
         clock_offset_s: args.clock_offset_s,
@@ -78,11 +79,15 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         Ok(started) => started,
         Err(error) if args.parent.is_some() || args.detached => {
             // The parent process waits for the first line, and reports this one.
-            output::print(&format!("{FAILED}{error}\n"))?;
+            output::print(&format!("{FAILED}{error}{unresolved}\n"))?;
             std::process::exit(1);
         }
         Err(error) => {
             let which = args.id.map_or_else(|| "a node".to_owned(), |id| format!("node {id}"));
+            let error = match unresolved.is_empty() {
+                true => anyhow::Error::from(error),
+                false => anyhow!("{}{unresolved}", output::reasons(&error.into())),
+            };
             return Err(error).with_context(|| format!("cannot run {which}"));
         }
     };
@@ -164,16 +169,21 @@ fn stay(
     }
 }
 
-/// Resolves the addresses of other hosts; `None` without a secret.
-fn hosts(args: &args::Hosts) -> anyhow::Result<Option<Hosts>> {
-    let Some(secret_file) = args.secret_file.clone() else { return Ok(None) };
-    let mut join = Vec::new();
+/// Resolves the addresses of other hosts; returns no hosts without a secret. Names without an address are skipped if
+/// another one has an address, as addresses that do not answer are. Also returns them, as the end of an error.
+fn hosts(args: &args::Hosts) -> anyhow::Result<(Option<Hosts>, String)> {
+    let Some(secret_file) = args.secret_file.clone() else { return Ok((None, String::new())) };
+    let (mut join, mut unresolved) = (Vec::new(), Vec::new());
     for host in &args.join {
-        let addresses =
-            addresses::resolve(host).with_context(|| format!("cannot resolve {host} of --join"))?;
-        let before = join.len();
-        join.extend(addresses);
-        anyhow::ensure!(join.len() > before, "{host} of --join has no address");
+        match addresses::resolve(host) {
+            Ok(addresses) if !addresses.is_empty() => join.extend(addresses),
+            Ok(_) => unresolved.push(format!("{host} of --join: it has no address")),
+            Err(error) => unresolved.push(format!("{host} of --join: {error}")),
+        }
     }
-    Ok(Some(Hosts { listen: args.listen.clone(), join, secret_file }))
+    if join.is_empty() && !unresolved.is_empty() {
+        bail!("cannot resolve {}", unresolved.join("; cannot resolve "));
+    }
+    let skipped: String = unresolved.iter().map(|why| format!("; cannot resolve {why}")).collect();
+    Ok((Some(Hosts { listen: args.listen.clone(), join, secret_file }), skipped))
 }

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail};
 use halite::{
-    AccessError, AllocOptions, Lh, NodeId, NodeStatus, Permissions, Placement, RegionCause, RegionError,
-    blocking,
+    AccessError, AllocOptions, Lh, NAME_BYTES_MAX, NodeId, NodeStatus, Permissions, Placement, RegionCause,
+    RegionError, blocking,
 };
 use indicatif::ProgressBar;
 use xxhash_rust::xxh3::Xxh3;
@@ -50,11 +50,13 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
 
 /// Fails early if the name is taken. A later conflict is still possible; `set_name` detects it.
 fn check_name(client: &Attached, args: &Put) -> anyhow::Result<()> {
+    if args.name.is_empty() {
+        bail!("cannot put \"\": the name is empty; give a name of 1 to {NAME_BYTES_MAX} bytes");
+    }
     match client.session.stat(&args.name) {
         Ok(_) => Err(name_taken(&args.name)),
         Err(error) => match error.cause() {
-            RegionCause::NameEmpty
-            | RegionCause::NameTooLong { .. }
+            RegionCause::NameTooLong { .. }
             | RegionCause::NameReserved
             | RegionCause::DirectoryDown
             | RegionCause::DirectoryUnreachable { .. } => {

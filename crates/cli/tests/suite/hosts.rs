@@ -59,6 +59,13 @@ fn a_refused_join_says_why() {
     assert!(complaint.contains("the cluster of the other end has another secret"), "{complaint}");
     let complaint = join(&format!("--join 127.0.0.1:1 --secret-file {}", secret.display()));
     assert!(complaint.contains("no connection to 127.0.0.1:1: Connection refused"), "{complaint}");
+    let several = "nosuch.invalid:7000,127.0.0.1:1";
+    let complaint = join(&format!("--join {several} --secret-file {}", secret.display()));
+    for part in ["no connection to 127.0.0.1:1", "cannot resolve nosuch.invalid:7000 of --join"] {
+        assert!(complaint.contains(part), "{complaint}");
+    }
+    // A name that does not resolve is skipped if another address answers.
+    let _second = Host::start(1, &secret, Some(&format!("nosuch.invalid:7000,{}", first.address)));
     let complaint = join(&format!("--join {} --secret-file /nowhere", first.address));
     assert!(complaint.contains("cannot read the secret in /nowhere"), "{complaint}");
     let complaint =

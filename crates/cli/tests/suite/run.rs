@@ -308,6 +308,29 @@ fn the_log_tells_why_a_client_is_disconnected() {
     assert!(run.wait().success());
 }
 
+/// The processes of a run share the end of one log, also if a process writes on behalf of one that it kills.
+#[test]
+#[ignore = "slow: .ci/deep slow"]
+fn lines_of_the_log_stay_whole_when_a_process_is_killed() {
+    let scratch = Scratch::new("run-kv-lines");
+    let log = scratch.write("log", b"");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
+    command.args("run kv --listen 127.0.0.1:0 --json --arena 64M".split(' '));
+    command.env_remove("HALITE_DIR").env("TMPDIR", scratch.file("")).stderr(File::create(&log).unwrap());
+    let mut run = Running::of(command);
+    run.line();
+    let pid = rustix::process::Pid::from_raw(support::children(run.pid())[1] as i32).unwrap();
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    let text = || std::fs::read_to_string(&log).unwrap();
+    eventually(|| text().contains("takes its place, without its keys\n"));
+    let text = text();
+    let warned = |line: &str| line.starts_with("halite: this process was stopped or silent for ");
+    let warning = text.lines().find(|line| warned(line)).unwrap_or_else(|| panic!("{text}"));
+    assert!(warning.ends_with("(see Config::fence)"), "{text}");
+    run.signal(Signal::TERM);
+    assert!(run.wait().success());
+}
+
 #[test]
 fn the_memory_of_a_served_store_is_limited() {
     let scratch = Scratch::new("run-kv-limited");
@@ -522,6 +545,41 @@ fn the_shards_of_a_store_are_spread_over_a_cluster() {
         assert!(run.wait().success());
         eventually(|| is_clean(&scratch));
     }
+}
+
+/// Nodes of the cluster that hold all shards and the list of shards are killed, one after the other: the keys are lost, and
+/// the store goes on.
+#[test]
+fn a_store_goes_on_in_memory_of_other_nodes() {
+    let scratch = Scratch::new("run-kv-moved");
+    scratch.ok("up --nodes 3 --arena 64M --detach");
+    let complaints = scratch.file("complaints");
+    let mut command = scratch.command("run kv --listen 127.0.0.1:0 --json");
+    command.stderr(File::create(&complaints).unwrap());
+    let mut run = Running::of(command);
+    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    let address = told["address"].as_str().unwrap();
+    ask(address, "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
+    for node in [1, 2] {
+        Process::open(scratch.pid(node)).kill();
+        for key in ["a", "b", "c", "d"] {
+            let is_set = || {
+                let mut client = TcpStream::connect(address).unwrap();
+                write!(client, "set {key} {node}\r\n").unwrap();
+                let mut reply = [0; 5];
+                client.read_exact(&mut reply).unwrap();
+                assert!(matches!(&reply, b"+OK\r\n" | b"-CLUS"), "{}", String::from_utf8_lossy(&reply));
+                reply == *b"+OK\r\n"
+            };
+            eventually(is_set);
+            ask(address, &format!("get {key}\r\n"), &format!("$1\r\n{node}\r\n"));
+        }
+    }
+    run.signal(Signal::TERM);
+    assert!(run.wait().success(), "{}", std::fs::read_to_string(complaints).unwrap());
+    eventually(|| scratch.nodes()[0]["regions"] == 0);
+    let listed = scratch.ok("ls");
+    assert!(!listed.contains("halite-run-kv"), "{listed}");
 }
 
 #[test]

@@ -183,7 +183,7 @@ fn scheme(tls: &Option<PathBuf>) -> &'static str {
 }
 
 fn issue_certs(certs: &Path) {
-    Authority::new("ca", certs).issue(&["server", "client"]);
+    Authority::new("ca", certs).issue(&["server", "client", "named"]);
 }
 
 /// A certificate authority.
@@ -206,6 +206,9 @@ impl Authority<'_> {
         for name in names {
             let mut params = CertificateParams::default();
             params.distinguished_name = rcgen::DistinguishedName::new();
+            if *name == "named" {
+                params.distinguished_name.push(rcgen::DnType::CommonName, "halite");
+            }
             params.subject_alt_names = vec![SanType::IpAddress(Ipv4Addr::LOCALHOST.into())];
             // The gateway of etcd connects to etcd itself with the server's certificate.
             params.extended_key_usages =

@@ -9,6 +9,7 @@
 
 mod address;
 mod batch;
+mod endpoints;
 mod enrolment;
 mod gateway;
 mod health;
@@ -25,6 +26,7 @@ use halite_tier::engine::Listing;
 use halite_tier::ids::{NodeId, Requester};
 
 use self::batch::Batch;
+use self::endpoints::Endpoints;
 use self::enrolment::Enrolment;
 use self::gateway::Gateway;
 use self::watch::{Listener, Watch};
@@ -178,8 +180,10 @@ impl EtcdClient {
         }
         let (queue, jobs) = channel::<Job>();
         let jobs = Arc::new(Mutex::new(Jobs { queue: jobs, left: None }));
+        let endpoints = Arc::new(Endpoints::new(address.endpoints().len()));
         for _ in 0..THREADS {
-            let (jobs, deliver, gateway) = (jobs.clone(), deliver.clone(), Gateway::new(address));
+            let gateway = Gateway::sharing(address, endpoints.clone());
+            let (jobs, deliver) = (jobs.clone(), deliver.clone());
             let run = move || {
                 while let Some((ids, transactions)) =
                     jobs.lock().unwrap_or_else(PoisonError::into_inner).next_batch()
@@ -270,6 +274,7 @@ impl EtcdClient {
             let failure = StoreFailure {
                 may_be_done: false,
                 is_full: false,
+                has_others: false,
                 reason: "this node has no connection to etcd".to_owned(),
             };
             self.run_detached(move || EtcdMessage::Stored(id, Err(failure)));

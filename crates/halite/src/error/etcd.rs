@@ -11,6 +11,10 @@ pub enum EtcdFault {
     /// The certificate of etcd is not signed by the given authorities, has expired, or is for another host; or etcd
     /// rejects this node's certificate.
     Certificate,
+    /// etcd has users, and refuses a client certificate with a CommonName.
+    CommonName,
+    /// The address has a user, but authentication is off in etcd.
+    NoUsers,
     /// etcd does not know the user, the password is wrong, or the user lacks a permission.
     User,
     /// etcd has no room left.
@@ -27,6 +31,8 @@ impl EtcdFault {
         match self {
             EtcdFault::Unreachable => "does not answer",
             EtcdFault::Certificate => "and this node do not trust each other's certificates",
+            EtcdFault::CommonName => "refuses the client certificate because of its CommonName",
+            EtcdFault::NoUsers => "has authentication switched off",
             EtcdFault::User => "refuses the user",
             EtcdFault::Full => "is full",
             EtcdFault::Foreign => "is not an etcd server",
@@ -42,6 +48,12 @@ impl EtcdFault {
             }
             EtcdFault::Certificate => {
                 "check that ca= names the signer of etcd's certificate, that the certificate is for this host name, and that etcd trusts the signer of cert="
+            }
+            EtcdFault::CommonName => {
+                "name by cert= a certificate without CommonName, or run etcd without --client-cert-auth"
+            }
+            EtcdFault::NoUsers => {
+                "remove user and password from the address, or switch authentication on (etcdctl auth enable)"
             }
             EtcdFault::User => {
                 "check the user, its password, and that its role may read and write all keys below the prefix"

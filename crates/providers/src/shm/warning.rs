@@ -27,7 +27,12 @@ pub(super) fn write_line(process: &Arc<Process>, text: &str) {
     // A separate thread writes, because a write to a file may block despite O_NONBLOCK.
     let spawned = std::thread::Builder::new().name("halite-shm-warn".to_owned()).spawn(move || {
         if let Some(stderr) = standard_error_of(&process) {
-            let _ = rustix::io::write(&stderr, line.as_bytes());
+            // Processes that inherited the same file share its offset. A write by another way would not move the offset,
+            // and their next lines would overwrite this one.
+            let _ = match is_own(&stderr) {
+                true => rustix::io::write(std::io::stderr(), line.as_bytes()),
+                false => rustix::io::write(&stderr, line.as_bytes()),
+            };
         }
         let _ = done.send(());
     });
@@ -43,6 +48,13 @@ fn standard_error_of(process: &Process) -> Option<OwnedFd> {
     let opened = if is_ours { open_if_safe(&dir.join("fd/2"))? } else { return None };
     // The process is still alive, so its process id was not reused before the file was opened.
     is_alive(process).then_some(opened)
+}
+
+/// Returns true if this process's standard error is the same regular file.
+fn is_own(opened: &OwnedFd) -> bool {
+    let (Ok(theirs), Ok(own)) = (fstat(opened), fstat(std::io::stderr())) else { return false };
+    FileType::from_raw_mode(own.st_mode) == FileType::RegularFile
+        && (theirs.st_dev, theirs.st_ino) == (own.st_dev, own.st_ino)
 }
 
 fn is_alive(process: &Process) -> bool {

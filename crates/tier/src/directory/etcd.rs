@@ -497,9 +497,13 @@ impl Directory for EtcdDirectory {
                 self.note_store(revision, writes[usize::from(!stored.is_so)], &stored);
                 self.finish(task, stored);
             }
-            Err(StoreFailure { may_be_done, is_full, reason }) => {
-                self.note_failure(is_full, reason);
-                self.fail(task, may_be_done);
+            Err(StoreFailure { may_be_done, is_full, has_others, reason }) => {
+                // The next requests go to another endpoint, so they are not refused.
+                match has_others {
+                    true => self.last_failure = reason,
+                    false => self.note_failure(is_full, reason),
+                }
+                self.fail(task, may_be_done, has_others);
             }
         }
         self.start_repairs();

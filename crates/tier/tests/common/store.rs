@@ -75,6 +75,8 @@ pub enum Fate {
     Unheard,
     /// The sender gives up, and the store executes the transaction later.
     Late,
+    /// The endpoint hangs: the store executes the transaction later. The sender knows another endpoint.
+    Hung,
     /// The store is full: it executes only what needs no space.
     Full,
 }
@@ -86,7 +88,7 @@ pub struct World {
 }
 
 pub fn fails(may_be_done: bool) -> Result<Stored, StoreFailure> {
-    Err(StoreFailure { may_be_done, is_full: false, reason: "test failure".to_owned() })
+    Err(StoreFailure { may_be_done, is_full: false, has_others: false, reason: "test failure".to_owned() })
 }
 
 impl World {
@@ -132,7 +134,8 @@ impl World {
             for (host, id, transaction) in asked {
                 let result = match fate(&transaction) {
                     Fate::Full if transaction.writes(true) || transaction.writes(false) => {
-                        Err(StoreFailure { may_be_done: false, is_full: true, reason: "no room".to_owned() })
+                        let reason = "no room".to_owned();
+                        Err(StoreFailure { may_be_done: false, is_full: true, has_others: false, reason })
                     }
                     Fate::Done | Fate::Full => Ok(self.etcd.carry_out(&transaction)),
                     Fate::Refused => fails(false),
@@ -143,6 +146,10 @@ impl World {
                     Fate::Late => {
                         self.late.push(transaction);
                         fails(true)
+                    }
+                    Fate::Hung => {
+                        self.late.push(transaction);
+                        fails(true).map_err(|failure| StoreFailure { has_others: true, ..failure })
                     }
                 };
                 self.tell(host, id, result);

@@ -33,6 +33,25 @@ fn unknown_claims_are_not_reported_as_taken() {
     world.alloc(1, "a").unwrap();
 }
 
+/// An endpoint that hangs delays a claim only: the claim is repeated at another one, and has no effect if it takes
+/// effect late.
+#[test]
+fn claims_that_hang_are_repeated_at_another_endpoint() {
+    let mut world = World::of(2);
+    let mut hangs = 2;
+    let named = world.command_with(1, common::allocation(Some("a"), 4096, Placement::Local), |transaction| {
+        let is_write = transaction.writes(true) && hangs > 0;
+        hangs -= i32::from(is_write);
+        if is_write { Fate::Hung } else { Fate::Done }
+    });
+    let Ok(Outcome::Mapped { slot, .. }) = named else { panic!("{named:?}") };
+    assert_eq!((hangs, world.names()), (0, vec!["a".to_owned()]), "the claim and the next fence hang");
+    world.command(1, Command::RegionCommand(slot, RegionCommand::Free)).unwrap();
+    world.write_late();
+    assert_eq!(world.names(), [""; 0], "the late claim is void");
+    world.alloc(0, "a").unwrap();
+}
+
 /// A name reclaimed while its former node is forgotten stays, and the others still go.
 #[test]
 fn names_reclaimed_while_forgetting_are_kept() {

@@ -115,11 +115,10 @@ impl Backend {
     }
 
     /// Removes some expired keys from this process's shards.
-    pub(super) async fn sweep(&self) -> Result<(), KvError> {
+    pub(super) async fn sweep(&self) {
         for local in self.locals.iter().flatten() {
-            local.sweep_batch(self.now_ms).await?;
+            local.sweep_batch(self.now_ms).await;
         }
-        Ok(())
     }
 
     /// Returns the next task to start, if any.

@@ -77,7 +77,7 @@ impl Span {
     /// of the range, zeros follow the value.
     pub(super) fn find(self, value: &[u8], bit: bool, has_end: bool) -> i64 {
         let mut bits = self.bits_of(value);
-        if bits.is_empty() && !value.is_empty() {
+        if bits.is_empty() {
             return -1;
         }
         let end = bits.end;

@@ -509,7 +509,8 @@ impl Connection {
             );
             parts.push(part.unwrap_or_else(|reply| {
                 let mut bytes = Vec::new();
-                reply.write(to.protocol, &mut bytes);
+                // HELLO has changed the protocol.
+                reply.write(self.replies.protocol, &mut bytes);
                 Part::Reply(bytes)
             }));
             rest = &rest[len..];

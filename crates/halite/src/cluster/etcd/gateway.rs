@@ -1,9 +1,9 @@
 //! A client of etcd's v3 interface, as JSON over HTTP. The gateway of etcd 3.4 and newer offers this interface.
 
 use std::io::{BufRead, BufReader, Read};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::EtcdAddress;
 use super::address::{Password, User};
+use super::endpoints::Endpoints;
 use super::tls;
 use crate::error::{EtcdError, EtcdFault};
 
@@ -21,6 +22,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum length of an answer, in bytes; a page of names takes about 300 KiB.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 const MALFORMED: &str = "its answer is malformed";
+/// Maximum number of times that a request logs in again, because users or roles of etcd change meanwhile.
+const LOGINS_MAX: usize = 5;
 /// Maximum number of members in an answer.
 const MEMBERS_MAX: usize = 1000;
 
@@ -29,8 +32,7 @@ pub(super) struct Gateway {
     address: EtcdAddress,
     /// HTTP client, made on first use, and made again when the TLS files may have changed.
     agent: Mutex<Option<ureq::Agent>>,
-    /// Index of the endpoint that answered last.
-    endpoint: AtomicUsize,
+    endpoints: Arc<Endpoints>,
     token: Mutex<Option<String>>,
     /// Value of the `Date` header in the last answer.
     date: Mutex<String>,
@@ -115,10 +117,15 @@ impl Failure {
 
 impl Gateway {
     pub(super) fn new(address: &EtcdAddress) -> Gateway {
+        Gateway::sharing(address, Arc::new(Endpoints::new(address.endpoints().len())))
+    }
+
+    /// Makes a gateway that knows the failures that other gateways of the same address meet.
+    pub(super) fn sharing(address: &EtcdAddress, endpoints: Arc<Endpoints>) -> Gateway {
         Gateway {
             address: address.clone(),
             agent: Mutex::new(None),
-            endpoint: AtomicUsize::new(0),
+            endpoints,
             token: Mutex::new(None),
             date: Mutex::default(),
             is_closed: AtomicBool::new(false),
@@ -152,8 +159,8 @@ impl Gateway {
 
     /// Executes a transaction. The error says whether etcd may still execute it.
     pub(super) fn execute(&self, transaction: &Transaction) -> Result<Stored, StoreFailure> {
-        let answer = self.send("kv/txn", &encode(transaction)).map_err(StoreFailure::from)?;
-        decode(transaction, &answer).ok_or_else(malformed_result)
+        let answer = self.send_or_read(reads_only(transaction), &encode(transaction));
+        decode(transaction, &answer.map_err(|failure| self.stored(failure))?).ok_or_else(malformed)
     }
 
     /// Executes several independent transactions in one request.
@@ -164,11 +171,24 @@ impl Gateway {
         }
         let steps: Vec<Value> =
             transactions.iter().map(|transaction| json!({ "request_txn": encode(transaction) })).collect();
-        match self.send("kv/txn", &json!({ "success": steps })) {
+        match self.send_or_read(transactions.iter().all(reads_only), &json!({ "success": steps })) {
             Ok(answer) => decode_all(transactions, &answer),
-            // A single transaction may have caused the refusal.
+            // One of the transactions may be the cause.
             Err(failure) if failure.progress == Progress::Refused => each(),
-            Err(failure) => vec![Err(failure.into()); transactions.len()],
+            Err(failure) => vec![Err(self.stored(failure)); transactions.len()],
+        }
+    }
+
+    fn send_or_read(&self, reads_only: bool, body: &Value) -> Result<Value, Failure> {
+        if reads_only { self.read("kv/txn", body) } else { self.send("kv/txn", body) }
+    }
+
+    fn stored(&self, failure: Failure) -> StoreFailure {
+        StoreFailure {
+            may_be_done: failure.progress == Progress::Unknown,
+            is_full: failure.error.fault == EtcdFault::Full,
+            has_others: failure.error.fault == EtcdFault::Unreachable && self.endpoints.has_good(),
+            reason: failure.error.to_string(),
         }
     }
 
@@ -192,7 +212,7 @@ impl Gateway {
         let responses = answer["responses"].as_array().filter(|responses| responses.len() == prefixes.len());
         let revision = number(&answer["header"]["revision"]);
         let (Some(responses), Some(revision)) = (responses, revision) else {
-            return Err(malformed());
+            return Err(malformed_result());
         };
         let kvs = responses.iter().filter_map(|response| response["response_range"]["kvs"].as_array());
         Ok((kvs.flatten().filter_map(Entry::of).collect(), revision))
@@ -201,9 +221,9 @@ impl Gateway {
     /// Starts a stream of answers, which lasts until [`Gateway::close`] or an error. `quiet` is the longest wait for an
     /// answer.
     pub(super) fn stream(&self, method: &str, body: String, quiet: Duration) -> Result<Answers, EtcdError> {
-        let answered = self.try_each(true, || {
-            let token = self.token_if_needed()?;
-            let (endpoint, request) = self.request(method, token.as_deref())?;
+        let answered = self.try_each(true, |at| {
+            let token = self.token_if_needed(at)?;
+            let (endpoint, request) = self.request(at, method, token.as_deref())?;
             let request = request
                 .config()
                 .timeout_global(None)
@@ -216,12 +236,10 @@ impl Gateway {
                 return Ok(response.into_body().into_reader());
             }
             let text = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
-            match text.ok().and_then(|text| serde_json::from_str(&text).ok()) {
-                Some(answer) => Err(refusal(endpoint, &answer)),
-                None => {
-                    let text = format!("{endpoint} answers {status}");
-                    Err(Failure::new(Progress::Refused, EtcdFault::Foreign, text))
-                }
+            let text = text.unwrap_or_default();
+            match serde_json::from_str(&text) {
+                Ok(answer) => Err(refusal(endpoint, &answer)),
+                Err(_) => Err(Failure { progress: Progress::Refused, ..no_json(endpoint, status, &text) }),
             }
         });
         let reader = answered.map_err(|failure| failure.error)?;
@@ -313,56 +331,71 @@ impl Gateway {
 
     /// Sends a request to the endpoint that answered last; tries other endpoints only if the request did not arrive.
     fn send(&self, method: &str, body: &Value) -> Result<Value, Failure> {
-        self.try_each(false, || self.post(method, body, self.token_if_needed()?.as_deref()))
+        self.try_each(false, |at| self.post(at, method, body, self.token_if_needed(at)?.as_deref()))
     }
 
     /// Sends a request that is harmless to repeat; also tries other endpoints if it may have arrived.
     fn read(&self, method: &str, body: &Value) -> Result<Value, Failure> {
-        self.try_each(true, || self.post(method, body, self.token_if_needed()?.as_deref()))
+        self.try_each(true, |at| self.post(at, method, body, self.token_if_needed(at)?.as_deref()))
     }
 
-    fn try_each<T>(&self, may_repeat: bool, attempt: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
-        let mut last = None;
-        let count = self.address.endpoints().len();
-        for tried in 1..=count + 1 {
-            let failure = match attempt() {
-                Ok(answer) => return Ok(answer),
+    /// Calls `ask` with the number of an endpoint, until one has answered or all have failed.
+    fn try_each<T>(&self, may_repeat: bool, ask: impl Fn(usize) -> Result<T, Failure>) -> Result<T, Failure> {
+        let (mut tried, mut logins) = (Vec::new(), 0);
+        loop {
+            let (at, asked) = (self.endpoints.choose(&tried), Instant::now());
+            let failure = match ask(at) {
+                Ok(answer) => {
+                    self.endpoints.note_answer(at);
+                    return Ok(answer);
+                }
                 Err(failure) => failure,
             };
-            if matches!(failure.error.fault, EtcdFault::Certificate | EtcdFault::Foreign) {
+            if matches!(
+                failure.error.fault,
+                EtcdFault::Certificate | EtcdFault::CommonName | EtcdFault::Foreign
+            ) {
                 *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = None;
             }
-            match failure.progress {
-                Progress::NotSent => drop(self.endpoint.fetch_add(1, Ordering::Relaxed)),
-                Progress::Unauthenticated => {
-                    *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None
+            let may_try_another = match failure.progress {
+                Progress::NotSent => {
+                    self.endpoints.note_failure(at, asked);
+                    true
                 }
-                // If there is another endpoint, an endpoint that hangs gets no further request.
-                Progress::Unknown if failure.error.fault == EtcdFault::Unreachable => {
-                    self.endpoint.fetch_add(1, Ordering::Relaxed);
-                    if !may_repeat || tried >= count {
+                Progress::Unauthenticated => {
+                    *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                    logins += 1;
+                    if logins > LOGINS_MAX {
                         return Err(failure);
                     }
+                    continue;
+                }
+                Progress::Unknown if failure.error.fault == EtcdFault::Unreachable => {
+                    self.endpoints.note_failure(at, asked);
+                    // Each endpoint that hangs costs the whole time limit.
+                    may_repeat && self.endpoints.has_good()
                 }
                 Progress::Refused | Progress::Unknown => return Err(failure),
+            };
+            tried.push(at);
+            if !may_try_another || tried.len() > self.address.endpoints().len() {
+                return Err(failure);
             }
-            last = Some(failure);
         }
-        Err(last.expect("there is at least one attempt"))
     }
 
-    fn token_if_needed(&self) -> Result<Option<String>, Failure> {
-        self.address.user().map(|user| self.token(user)).transpose()
+    fn token_if_needed(&self, at: usize) -> Result<Option<String>, Failure> {
+        self.address.user().map(|user| self.token(at, user)).transpose()
     }
 
-    fn token(&self, user: &User) -> Result<String, Failure> {
+    fn token(&self, at: usize, user: &User) -> Result<String, Failure> {
         let mut token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(token) = &*token {
             return Ok(token.clone());
         }
         let password = password(user).map_err(Failure::not_sent)?;
         let answer =
-            self.post("auth/authenticate", &json!({ "name": user.name, "password": password }), None);
+            self.post(at, "auth/authenticate", &json!({ "name": user.name, "password": password }), None);
         // Nothing else has been sent yet.
         let refused = |failure: Failure| match failure.error.fault {
             EtcdFault::Unreachable => Failure { progress: Progress::NotSent, ..failure },
@@ -375,10 +408,9 @@ impl Gateway {
         Ok(token.insert(given.to_owned()).clone())
     }
 
-    /// Returns a request to the current endpoint, without its body.
-    fn request(&self, method: &str, token: Option<&str>) -> Result<(&str, Request), Failure> {
-        let endpoints = self.address.endpoints();
-        let endpoint = &endpoints[self.endpoint.load(Ordering::Relaxed) % endpoints.len()];
+    /// Returns the name of an endpoint, and a request to it without its body.
+    fn request(&self, at: usize, method: &str, token: Option<&str>) -> Result<(&str, Request), Failure> {
+        let endpoint = &self.address.endpoints()[at];
         let scheme = if self.address.tls().is_some() { "https" } else { "http" };
         let mut request = self.agent()?.post(format!("{scheme}://{endpoint}/v3/{method}"));
         if let Some(token) = token {
@@ -387,8 +419,8 @@ impl Gateway {
         Ok((endpoint, request.header("Content-Type", "application/json")))
     }
 
-    fn post(&self, method: &str, body: &Value, token: Option<&str>) -> Result<Value, Failure> {
-        let (endpoint, request) = self.request(method, token)?;
+    fn post(&self, at: usize, method: &str, body: &Value, token: Option<&str>) -> Result<Value, Failure> {
+        let (endpoint, request) = self.request(at, method, token)?;
         let sent = request.send(body.to_string());
         let mut response = sent.map_err(|error| self.failure_of(endpoint, error))?;
         let status = response.status();
@@ -397,14 +429,7 @@ impl Gateway {
         }
         let text = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
         let text = text.map_err(|error| self.failure_of(endpoint, error))?;
-        let foreign = |_| {
-            // A server without this interface has done nothing.
-            let progress = if status.is_client_error() { Progress::Refused } else { Progress::Unknown };
-            let line = text.trim().lines().next().unwrap_or_default();
-            let text = format!("{endpoint} answers {status}: {}", line.chars().take(120).collect::<String>());
-            Failure::new(progress, EtcdFault::Foreign, text)
-        };
-        let answer: Value = serde_json::from_str(&text).map_err(foreign)?;
+        let answer: Value = serde_json::from_str(&text).map_err(|_| no_json(endpoint, status, &text))?;
         match status.is_success() {
             true => Ok(answer),
             false => Err(refusal(endpoint, &answer)),
@@ -500,6 +525,19 @@ fn tls_failure(endpoint: &str, error: &rustls::Error) -> Failure {
     }
 }
 
+/// Returns the failure of an answer that is not JSON.
+fn no_json(endpoint: &str, status: ureq::http::StatusCode, text: &str) -> Failure {
+    // A server without this interface has done nothing.
+    let progress = if status.is_client_error() { Progress::Refused } else { Progress::Unknown };
+    let line = text.trim().lines().next().unwrap_or_default();
+    let fault = match line.starts_with("CommonName of client") {
+        true => EtcdFault::CommonName,
+        false => EtcdFault::Foreign,
+    };
+    let text = format!("{endpoint} answers {status}: {}", line.chars().take(120).collect::<String>());
+    Failure::new(progress, fault, text)
+}
+
 /// Returns the failure that etcd reports. After an unknown error, etcd may have executed the request.
 fn refusal(endpoint: &str, answer: &Value) -> Failure {
     let reason =
@@ -509,6 +547,7 @@ fn refusal(endpoint: &str, answer: &Value) -> Failure {
         () if is(&["invalid auth token", "revision of auth store is old"]) => {
             (Progress::Unauthenticated, EtcdFault::User)
         }
+        () if is(&["authentication is not enabled"]) => (Progress::Refused, EtcdFault::NoUsers),
         () if is(&["permission denied", "user name is empty", "authentication"]) => {
             (Progress::Refused, EtcdFault::User)
         }
@@ -582,24 +621,15 @@ pub(super) fn range_of(prefix: &str) -> (String, String) {
     (encode_text(prefix), encode_text(&end))
 }
 
-impl From<Failure> for StoreFailure {
-    fn from(failure: Failure) -> StoreFailure {
-        StoreFailure {
-            may_be_done: failure.progress == Progress::Unknown,
-            is_full: failure.error.fault == EtcdFault::Full,
-            reason: failure.error.to_string(),
-        }
-    }
+/// Returns true if the transaction writes nothing, so that it is harmless to repeat.
+fn reads_only(transaction: &Transaction) -> bool {
+    let mut steps = transaction.then.iter().chain(&transaction.otherwise);
+    steps.all(|step| matches!(step, Step::Get(_) | Step::List { .. }))
 }
 
-/// Returns the error for a malformed answer.
-fn malformed() -> EtcdError {
-    EtcdError { fault: EtcdFault::Foreign, reason: MALFORMED.to_owned() }
-}
-
-/// Returns the failure of a transaction whose result is malformed. etcd may have executed it.
+/// Returns the failure for a malformed answer.
 fn malformed_result() -> StoreFailure {
-    StoreFailure { may_be_done: true, is_full: false, reason: MALFORMED.to_owned() }
+    StoreFailure { may_be_done: true, is_full: false, has_others: false, reason: MALFORMED.to_owned() }
 }
 
 /// Decodes the results of all transactions of a request.

@@ -121,6 +121,7 @@ impl EtcdDirectory {
 
     pub(super) fn refuse_unfenced(&mut self) {
         for waiting in std::mem::take(&mut self.unfenced) {
+            self.doubt(&waiting);
             let requester = waiting.requester();
             requester.into_iter().for_each(|requester| self.answer(requester, Err(self.out())));
         }

@@ -85,6 +85,8 @@ pub struct StoreFailure {
     pub may_be_done: bool,
     /// True if etcd is out of space, so that nodes can only read from it.
     pub is_full: bool,
+    /// True if this node knows another way to etcd, which has not failed recently.
+    pub has_others: bool,
     /// The cause of the failure, for display.
     pub reason: String,
 }

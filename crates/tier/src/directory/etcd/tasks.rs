@@ -524,10 +524,33 @@ impl EtcdDirectory {
         }
     }
 
+    /// Records that an earlier try of a claim may have written the name.
+    pub(super) fn doubt(&mut self, task: &Task) {
+        if let Task::Claim { name, region, tries: 1.., .. } = task {
+            let record = NameRecord { region: *region, home: self.me, epoch: Default::default() };
+            self.doubtful.insert(name.clone(), record);
+        }
+    }
+
     /// Handles a transaction that failed, or whose result is unknown.
-    pub(super) fn fail(&mut self, task: Task, may_be_done: bool) {
+    pub(super) fn fail(&mut self, task: Task, may_be_done: bool, has_others: bool) {
+        let task = match task {
+            // After a new fence, the claim is repeated at another endpoint, and the first one has no effect any more.
+            Task::Claim { requester, name, region, tries } if has_others && tries < TRIES_MAX => {
+                self.fence = None;
+                self.unfenced.push(Task::Claim { requester, name, region, tries: tries + 1 });
+                return self.begin_fencing();
+            }
+            Task::Fence if has_others && !self.is_leaving => {
+                (self.is_fencing, self.fence) = (false, None);
+                return self.begin_fencing();
+            }
+            task => task,
+        };
+        self.doubt(&task);
         if let Some(requester) = task.requester() {
-            self.answer(requester, Err(self.out()));
+            let reason = self.last_failure.clone();
+            self.answer(requester, Err(ErrorReply::DirectoryOut { reason }));
         }
         match task {
             Task::Claim { requester: _, name, region, .. } if may_be_done => {

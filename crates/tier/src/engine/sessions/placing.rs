@@ -83,14 +83,15 @@ impl SessionSide<'_> {
         (SHARE * used).saturating_sub(total) * others_total > SHARE * others_used * total
     }
 
-    /// Returns the bytes in use on a node, and the bytes that the node contributes; `None` if its use is unknown.
+    /// Returns the bytes in use on a node, and the bytes that the node contributes; `None` if the node is not connected.
+    /// Until its first heartbeat, a peer counts as empty: if it is full, it refuses, and the next node is asked.
     fn used(&self, node: NodeId) -> Option<(u64, u64)> {
         if node == self.cx.incarnation().node {
             return Some((self.owner.bytes_taken(), self.owner.bytes_total()));
         }
         let (_, peer) = self.cx.members().peer_of(node)?;
         let placed = self.commands.placed.0.get(&node).filter(|(beat_ns, _)| *beat_ns == peer.beat_ns);
-        let used = peer.bytes_taken?.saturating_add(placed.map_or(0, |(_, bytes)| *bytes));
+        let used = peer.bytes_taken.unwrap_or(0).saturating_add(placed.map_or(0, |(_, bytes)| *bytes));
         let member = self.cx.members().all().find(|member| member.incarnation == peer.incarnation)?;
         Some((used, member.bytes_total))
     }
