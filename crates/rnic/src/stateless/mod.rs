@@ -42,5 +42,5 @@ pub use orders::{Order, OrderDone, OrderKind, OrderOutcome, OrdersFull, Target};
 pub use requester::Requester;
 pub use responder::{Counters, EFFECT_LIFE_NS, Responder};
 pub use tag::{Grant, Rights};
-pub use wire::{OVERHEAD_BYTES, PAYLOAD_BYTES_MAX};
+pub use wire::{NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_MAX, Receiver, SEND_BYTES_MAX, receiver_of};
 pub use work::{Done, Outcome, PostError, Work};
