@@ -39,7 +39,7 @@ mod work;
 pub use clock::ServerClock;
 pub use inbox::{AnswerError, Message};
 pub use orders::{Order, OrderDone, OrderKind, OrderOutcome, OrdersFull, Target};
-pub use requester::Requester;
+pub use requester::{Requester, WINDOW_PACKETS};
 pub use responder::{Counters, EFFECT_LIFE_NS, Responder};
 pub use tag::{Grant, Rights};
 pub use wire::{NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_MAX, Receiver, SEND_BYTES_MAX, receiver_of};

@@ -12,7 +12,7 @@ use super::work::{Done, Outcome, POSTED_MAX, PostError, Work};
 use crate::memory::{Access, Memory};
 
 /// Maximum number of packets of a request in flight.
-const WINDOW: usize = 16;
+pub const WINDOW_PACKETS: usize = 16;
 /// Maximum number of the responder's orders in progress at this requester.
 const ORDERS_MAX: usize = 64;
 /// Number of the packet that requests the responder's clock before this requester accepts orders.
@@ -596,7 +596,7 @@ impl Current {
 
     /// Returns true if a further packet of the request may be sent for the first time.
     fn may_send(&self) -> bool {
-        self.failed.is_none() && self.sent < self.pieces.len() && self.sent - self.answered < WINDOW
+        self.failed.is_none() && self.sent < self.pieces.len() && self.sent - self.answered < WINDOW_PACKETS
     }
 
     /// Returns the index of the first packet whose retransmission is due.
