@@ -72,7 +72,12 @@ pub enum Receiver {
 /// Returns the end that handles a packet, if the packet is a read, a write, an atomic, a message other than a call, or
 /// the answer to one of these; otherwise `None`. Reads only the opcode.
 pub fn receiver_of(packet: &[u8]) -> Option<Receiver> {
-    match Kind::from_opcode(*packet.first()?)? {
+    let opcode = *packet.first()?;
+    // Packets of queue pairs, which pass here too, leave at once.
+    if opcode < Kind::Rd as u8 {
+        return None;
+    }
+    match Kind::from_opcode(opcode)? {
         Kind::Rd | Kind::Gd | Kind::FetchAdd | Kind::CompareSwap | Kind::Send | Kind::Rdm => {
             Some(Receiver::Responder)
         }
