@@ -3,8 +3,8 @@
 #![no_main]
 
 use halite_rnic::stateless::{
-    OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_MAX, Requester, Responder, Rights, ServerClock, Target,
-    Work,
+    NOTE_BYTES, OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_MAX, Requester, Responder, Rights,
+    SEND_BYTES_MAX, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -43,7 +43,7 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
     let (rkey, rights, address, len, kind, now_ns, bytes) = input;
     let now_ns = u64::from(now_ns);
     let from = "10.0.0.1:4791".parse().expect("an address");
-    let rights = [Rights::Read, Rights::Write, Rights::ReadWrite][usize::from(rights) % 3];
+    let rights = [Rights::Read, Rights::Write, Rights::ReadWrite, Rights::AnyKey][usize::from(rights) % 4];
     let mut responder = Responder::new(1, [7; 32]);
     let mut requester = Requester::new(responder.grant(from, Qpn::new(3), rkey % 2, rights), 1);
     let mut clock = ServerClock::default();
@@ -51,17 +51,24 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
         ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX]);
     requester.handle_packet(now_ns, &mut clock, &bytes, &Bytes);
     let _ = responder.handle_packet(now_ns, from, &bytes, &Bytes, &mut answer);
-    let work = match kind % 6 {
+    let work = match kind % 7 {
         0 => Work::Read { address, len: usize::from(len) },
         1 => Work::Write { address, bytes },
         2 => Work::FetchAdd { address, add: u64::from(len) },
         3 => Work::CompareSwap { address, expected: 0, new: u64::from(len) },
         4 => Work::Send { bytes },
+        5 => Work::WriteNote { address, note_and_bytes: bytes },
         _ => Work::Call { bytes },
     };
-    let is_too_long =
-        matches!(&work, Work::Send { bytes } | Work::Call { bytes } if bytes.len() > PAYLOAD_BYTES_MAX);
-    assert_eq!(requester.post(1, work).is_err(), is_too_long);
+    let is_too_long = match &work {
+        Work::Send { bytes } => bytes.len() > SEND_BYTES_MAX,
+        Work::Call { bytes } => bytes.len() > PAYLOAD_BYTES_MAX,
+        Work::WriteNote { note_and_bytes, .. } => {
+            !(NOTE_BYTES..=PAYLOAD_BYTES_MAX).contains(&note_and_bytes.len())
+        }
+        _ => false,
+    };
+    assert_eq!(requester.post_to(1, rkey % 2, work).is_err(), is_too_long);
     if is_too_long {
         return;
     }

@@ -21,7 +21,7 @@ use crate::perf;
 use crate::quotas::SessionOptions;
 use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
-use halite::{Congestion, EtcdAddress, Permissions, Policy, Priority, Provider, Qos};
+use halite::{Congestion, EtcdAddress, Permissions, Policy, Priority, Provider, Qos, ResponderMode};
 
 /// Default time to drain in seconds; below the grace periods of supervisors: Kubernetes 30 s, systemd 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
@@ -152,6 +152,12 @@ fn congestion() -> impl TypedValueParser<Value = Congestion> {
     PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
 }
 
+fn responder() -> impl TypedValueParser<Value = ResponderMode> {
+    let names = ResponderMode::ALL.map(|mode| PossibleValue::new(mode.name()).help(mode.summary()));
+    let named = |name: String| ResponderMode::ALL.into_iter().find(|mode| mode.name() == name);
+    PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
+}
+
 /// Flags for the networks of a node.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
@@ -172,6 +178,16 @@ pub struct Networks {
         value_parser = clap::value_parser!(u32).range(..=64)
     )]
     pub receivers: u32,
+    /// End that keeps state for requests over roce: both (stateful), or the requesting one alone (stateless), where both
+    /// nodes permit it
+    #[arg(
+        long,
+        env = "HALITE_RESPONDER",
+        value_parser = responder(),
+        value_name = "MODE",
+        default_value = "stateful"
+    )]
+    pub responder: ResponderMode,
     /// Maximum number of nodes of a cluster in which each node connects to all others when it joins; in a larger
     /// cluster a node connects to node 0, and to another node on first use. Must be equal on all nodes
     #[arg(
@@ -221,6 +237,7 @@ impl Networks {
     pub fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--address".to_owned(), self.address.to_string()];
         flags.extend(["--receivers".to_owned(), self.receivers.to_string()]);
+        flags.extend(["--responder".to_owned(), self.responder.name().to_owned()]);
         flags.extend(["--full-mesh-nodes-max".to_owned(), self.full_mesh_nodes_max.to_string()]);
         flags.extend(["--qos".to_owned(), self.qos.to_string()]);
         flags.extend(

@@ -32,6 +32,10 @@ pub struct Path {
     pub window_packets: Vec<u32>,
     /// Name of the congestion control algorithm for packets to the peer.
     pub congestion: &'static str,
+    /// The ends that keep state for requests: `stateful` (both) or `stateless` (the requesting one).
+    pub responder: &'static str,
+    /// The reason for this mode.
+    pub responder_reason: &'static str,
     /// UDP addresses of this end and of the peer.
     pub ends: (SocketAddr, SocketAddr),
     /// Source address of the last packet that came from another address than the peer offered, and the number of such

@@ -77,7 +77,7 @@ mod session;
 pub use cluster::cluster_dir;
 pub use cluster::config::{
     AttachMode, BadEtcdAddress, BadPrincipalRule, Config, Congestion, EPHEMERAL_NODE_MIN, EtcdAddress,
-    EtcdHealth, Fence, Hosts, NodeId, PrincipalRule, Provider, UnixName,
+    EtcdHealth, Fence, Hosts, NodeId, PrincipalRule, Provider, ResponderMode, UnixName,
 };
 pub use cluster::networks::NodeIdentity;
 pub use driver::drained::DrainedNode;

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 
 use halite_rnic::stateless::{
-    AnswerError, Done, EFFECT_LIFE_NS, OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome, Outcome,
-    PAYLOAD_BYTES_MAX, PostError, Requester, Responder, Rights, ServerClock, Target, Work,
+    AnswerError, Done, EFFECT_LIFE_NS, NOTE_BYTES, OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome,
+    Outcome, PAYLOAD_BYTES_MAX, PostError, Requester, Responder, Rights, SEND_BYTES_MAX, ServerClock, Target,
+    Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -213,8 +214,9 @@ impl World {
             arrived
         };
         let here: Vec<_> = arrived(&mut self.to_requester);
-        here.iter()
-            .for_each(|(_, body)| self.requester.handle_packet(now_ns, &mut self.clock, body, &self.theirs));
+        for (_, body) in &here {
+            self.requester.handle_packet(now_ns, &mut self.clock, body, &self.theirs);
+        }
         let there: Vec<_> = arrived(&mut self.to_responder);
         there.iter().for_each(|(_, body)| self.deliver(body));
         self.serve();
@@ -395,10 +397,10 @@ fn a_grant_permits_its_own_access_only() {
 }
 
 #[test]
-fn a_delayed_packet_of_a_refused_write_never_lands() {
+fn a_refused_write_changes_nothing() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
-    // The second packet is out of bounds.
+    // Only the second packet is out of bounds.
     let address = (MEMORY_BYTES - PAYLOAD_BYTES_MAX) as u64;
     world.requester.post(1, Work::Write { address, bytes: vec![1; 2 * PAYLOAD_BYTES_MAX] }).unwrap();
     world.next_delay_ns = Some(EFFECT_LIFE_NS / 2);
@@ -408,7 +410,7 @@ fn a_delayed_packet_of_a_refused_write_never_lands() {
     assert_eq!(world.write(address, b"later"), Outcome::Success(Vec::new()));
     world.now_ns += EFFECT_LIFE_NS / 2;
     while world.step() {}
-    assert_eq!(&world.memory.0.borrow()[address as usize..][..6], b"later\x01");
+    assert_eq!(&world.memory.0.borrow()[address as usize..][..6], b"later\0");
 }
 
 #[test]
@@ -671,12 +673,102 @@ fn a_call_without_an_answer_is_forgotten_after_ten_seconds() {
 }
 
 #[test]
-fn a_message_longer_than_a_packet_is_refused() {
+fn messages_beyond_their_maximum_are_refused() {
     let mut world = World::new(Rights::Read);
     let bytes = vec![0; PAYLOAD_BYTES_MAX + 1];
-    for work in [Work::Send { bytes: bytes.clone() }, Work::Call { bytes }] {
+    let note = |len| Work::WriteNote { address: 0, note_and_bytes: vec![0; len] };
+    let send = Work::Send { bytes: vec![0; SEND_BYTES_MAX + 1] };
+    for work in [send, Work::Call { bytes }, note(PAYLOAD_BYTES_MAX + 1), note(NOTE_BYTES - 1)] {
         assert_eq!(world.requester.post(1, work), Err(PostError::MessageTooLong));
     }
+}
+
+/// The parts of a message arrive in any order, but each arrives once, and before the next message.
+#[test]
+fn a_long_message_arrives_in_parts_each_once() {
+    let mut world = World::new(Rights::Read);
+    world.faults = Faults { lost: 10, repeated: 10, late: 10 };
+    world.answer_after_ns = None;
+    for round in 0..20u8 {
+        let len = world.below(SEND_BYTES_MAX as u64) as usize;
+        let bytes: Vec<u8> = (0..len).map(|index| (index / 7) as u8 ^ round).collect();
+        assert_eq!(world.send(&bytes), Outcome::Success(Vec::new()));
+        let mut parts: Vec<_> = std::iter::from_fn(|| world.responder.poll_message()).collect();
+        parts.sort_by_key(|part| part.offset);
+        assert!(parts.iter().all(|part| part.len as usize == len), "round {round}");
+        let joined: Vec<u8> = parts.into_iter().flat_map(|part| part.bytes).collect();
+        assert!(joined == bytes, "round {round}");
+    }
+}
+
+/// A note is reported once, after the bytes of its write, and not at all if the memory refuses these.
+#[test]
+fn a_note_arrives_once_with_its_bytes() {
+    let mut world = World::new(Rights::ReadWrite);
+    world.faults = Faults { lost: 20, repeated: 20, late: 20 };
+    for round in 0..100u64 {
+        let note = round.to_be_bytes();
+        let work = Work::WriteNote { address: round, note_and_bytes: [&note[..], b"salt"].concat() };
+        assert_eq!(world.execute(work), Outcome::Success(Vec::new()));
+        assert_eq!(std::mem::take(&mut world.received), [note.to_vec()], "round {round}");
+        assert_eq!(&world.memory.0.borrow()[round as usize..][..4], b"salt");
+    }
+    let address = MEMORY_BYTES as u64 - 3;
+    let work = Work::WriteNote { address, note_and_bytes: b"eight888salt".to_vec() };
+    assert_eq!(world.execute(work), Outcome::Refused);
+    assert!(world.received.is_empty());
+}
+
+/// One grant permits all keys, each named in the packet; the responder's memory then decides.
+#[test]
+fn a_grant_of_all_keys_permits_each_known_key() {
+    let mut world = World::new(Rights::AnyKey);
+    let mut post = |rkey, work: Work| {
+        world.requester.post_to(1, rkey, work).unwrap();
+        loop {
+            assert!(world.step());
+            if let Some(done) = world.requester.poll_done() {
+                return done.outcome;
+            }
+        }
+    };
+    let write = || Work::Write { address: 8, bytes: b"salt".to_vec() };
+    assert_eq!(post(KEY, write()), Outcome::Success(Vec::new()));
+    assert_eq!(post(KEY, Work::Read { address: 8, len: 4 }), Outcome::Success(b"salt".to_vec()));
+    assert_eq!(post(KEY, Work::FetchAdd { address: 0, add: 1 }), Outcome::Success(vec![0; 8]));
+    assert_eq!(post(KEY + 1, write()), Outcome::Refused);
+    // Under a grant of one key, the tag of a packet that names another is wrong: the responder never answers it.
+    let mut world = World::new(Rights::ReadWrite);
+    world.requester.post_to(1, KEY + 1, write()).unwrap();
+    while world.step() {}
+    assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(Outcome::MaybeDone));
+    assert!(world.responder.counters().forged > 0);
+}
+
+/// A patient requester bears an interruption of less than 2 T, and a responder without an answer for its patience.
+#[test]
+fn a_patient_requester_waits_for_the_responder() {
+    let life_ns = 10 * EFFECT_LIFE_NS;
+    let mut world = World::new(Rights::ReadWrite);
+    world.responder = Responder::with_effect_life(1, [9; 32], life_ns);
+    let grant = world.responder.grant(address(), Qpn::new(5), KEY, Rights::ReadWrite);
+    world.requester = Requester::new(grant, 1);
+    world.requester.set_patience(50 * life_ns);
+    assert_eq!(world.fetch_add(8, 1), 0);
+    for lost_ns in [life_ns / 2, life_ns + life_ns / 2] {
+        world.requests_lost_until_ns = world.now_ns + lost_ns;
+        let before = world.fetch_add(8, 1);
+        world.answers_lost_until_ns = world.now_ns + lost_ns;
+        assert_eq!(world.fetch_add(8, 1), before + 1);
+    }
+    assert_eq!(world.fetch_add(8, 0), 5);
+    // Reads have no effect, so they may be repeated for as long as the requester's patience.
+    world.requests_lost_until_ns = world.now_ns + 40 * life_ns;
+    assert_eq!(world.read(0, 8), [0; 8]);
+    let begin_ns = world.now_ns;
+    world.requests_lost_until_ns = begin_ns + 100 * life_ns;
+    assert_eq!(world.execute(Work::Read { address: 0, len: 8 }), Outcome::MaybeDone);
+    assert!((50..52).contains(&((world.now_ns - begin_ns) / life_ns)), "it gives up then");
 }
 
 fn order(kind: OrderKind, local: usize, remote: usize, len: usize) -> Order {

@@ -6,8 +6,8 @@ use rustix::process::Signal;
 use support::{Running, Scratch, bytes};
 
 /// Starts a cluster of three nodes, each in its own process.
-fn up(scratch: &Scratch, receivers: usize) -> Running {
-    let flags = format!("--receivers {receivers} --parent {}", std::process::id());
+fn up(scratch: &Scratch, flags: &str) -> Running {
+    let flags = format!("{flags} --parent {}", std::process::id());
     let mut up = Running::start(scratch, &format!("up --nodes 3 --arena 64M --fabric roce {flags}"));
     while !up.line().contains("ctrl-C") {}
     up
@@ -17,7 +17,7 @@ fn up(scratch: &Scratch, receivers: usize) -> Running {
 fn files_go_over_udp_with_and_without_receivers() {
     for receivers in [0, 2] {
         let scratch = Scratch::new("udp");
-        let _up = up(&scratch, receivers);
+        let _up = up(&scratch, &format!("--receivers {receivers}"));
         for node in 0..3 {
             let tasks = std::fs::read_dir(format!("/proc/{}/task", scratch.pid(node))).unwrap();
             let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -38,10 +38,38 @@ fn files_go_over_udp_with_and_without_receivers() {
     }
 }
 
+/// Files also go between nodes whose responders keep no state, and `explain` names the mode for each peer.
+#[test]
+fn files_go_over_udp_without_state_at_the_responder() {
+    let scratch = Scratch::new("udp-stateless");
+    let _up = up(&scratch, "--responder stateless");
+    let mut others = [(7, "auto"), (8, "stateful")].map(|(id, mode)| {
+        let mut node = Running::start(&scratch, &format!("node --id {id} --arena 64M --responder {mode}"));
+        assert!(node.line().contains(&format!("node {id} ready")));
+        node
+    });
+    let file = scratch.write("model", &bytes(3_000_000));
+    scratch.ok(&format!("put model {} --spread", file.display()));
+    for node in [2, 7, 8] {
+        scratch.ok(&format!("mv model --to {node}"));
+        assert!(scratch.run("get model").stdout == bytes(3_000_000));
+    }
+    for (node, mode) in [
+        (2, "stateless (this node is set to stateless)"),
+        (7, "stateless (this node is set to stateless)"),
+        (8, "stateful (the peer is set to stateful, or its release has no other mode)"),
+    ] {
+        let explained = scratch.ok(&format!("explain {node}"));
+        assert!(explained.contains(&format!("responder: {mode}\n")), "{explained}");
+    }
+    others.iter_mut().for_each(|node| node.signal(Signal::INT));
+    assert!(others.iter_mut().all(|node| node.wait().success()));
+}
+
 #[test]
 fn a_node_of_another_network_is_refused() {
     let scratch = Scratch::new("udp-other");
-    let _up = up(&scratch, 0);
+    let _up = up(&scratch, "");
     let complaint = scratch.fails("node --id 7 --fabric shm", 1);
     assert!(complaint.contains("it uses roce, this node uses shm"), "{complaint}");
     let complaint = scratch.fails("node --id 7 --fabric roce --address 192.0.2.1", 1);
@@ -54,7 +82,7 @@ fn a_node_writes_its_packets_to_a_file() {
     let scratch = Scratch::new("udp-pcap");
     let complaint = scratch.fails("node --id 0 --fabric shm --pcap /nowhere", 1);
     assert!(complaint.contains("a packet capture needs the roce network"), "{complaint}");
-    let _up = up(&scratch, 0);
+    let _up = up(&scratch, "");
     let pcap = scratch.file("packets");
     let line = format!("node --id 7 --arena 64M --pcap {}", pcap.display());
     let mut node = Running::start(&scratch, &line);

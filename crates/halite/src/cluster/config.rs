@@ -18,7 +18,7 @@ use crate::error::JoinError;
 use crate::runtime::headroom;
 
 pub use halite_providers::Fence;
-pub use halite_providers::roce::Congestion;
+pub use halite_providers::roce::{Congestion, ResponderMode};
 pub use halite_tier::ids::NodeId;
 use halite_tier::qos::Qos;
 use halite_tier::quota::{Amounts, Quota};
@@ -56,6 +56,8 @@ pub struct Config {
     /// Congestion control of the packets that this node sends to other hosts. It limits these packets in addition to
     /// the receivers' grants. Used only with [`Provider::Roce`].
     pub congestion: Congestion,
+    /// The ends that keep state for requests between this node and its peers. Used only with [`Provider::Roce`].
+    pub responder: ResponderMode,
     /// Number of threads that receive and answer packets, at most 64; with 0, the polling thread receives and answers.
     /// Used only with [`Provider::Roce`].
     pub receivers: usize,
@@ -183,6 +185,7 @@ impl Default for Config {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             pcap: None,
             congestion: Congestion::Grant,
+            responder: ResponderMode::Stateful,
             receivers: 0,
             hosts: None,
             found: false,

@@ -141,6 +141,7 @@ fn roce_config(config: &Config, name: String, hosts: Option<&HostSettings>) -> R
         pcap: config.pcap.clone(),
         congestion: config.congestion,
         receivers: config.receivers,
+        responder: config.responder,
         ..RoceConfig::new(&config.dir, name)
     }
 }

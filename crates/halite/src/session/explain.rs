@@ -179,6 +179,12 @@ pub struct PathExplained {
     /// Congestion control of this node's packets: `grant`, `delay` or `loss`.
     #[serde(deserialize_with = "text::deserialize")]
     pub congestion: Text,
+    /// The ends that keep state for requests: `stateful` (both) or `stateless` (the requesting one).
+    #[serde(deserialize_with = "text::deserialize")]
+    pub responder: Text,
+    /// The reason for this mode.
+    #[serde(deserialize_with = "text::deserialize")]
+    pub responder_reason: Text,
     /// Address and port from which this node sends the packets.
     pub from: SocketAddr,
     /// Address and port to which this node sends the packets.
@@ -663,6 +669,8 @@ impl From<Path> for PathExplained {
             duplicates,
             window_packets,
             congestion,
+            responder,
+            responder_reason,
             ends: (from, to),
             elsewhere,
             is_known: _,
@@ -681,6 +689,8 @@ impl From<Path> for PathExplained {
             duplicates,
             window_packets,
             congestion,
+            responder,
+            responder_reason,
             from,
             to,
             refused_from,
@@ -711,6 +721,7 @@ impl fmt::Display for PathExplained {
             "packets: {sent} sent, {repeated} of them retransmitted ({percent:.2} %), {timeouts} timeouts; \
              {arrived} received, {duplicates} of them duplicates, {kept} ahead of a lost or late one"
         )?;
+        writeln!(f, "responder: {} ({})", self.responder, self.responder_reason)?;
         if self.trains_refused > 0 {
             writeln!(
                 f,

@@ -1,7 +1,10 @@
-//! A connection: two queue pairs to one peer, one for each lane.
+//! A connection: two queue pairs to one peer, one for each lane. In a stateless connection ([`super::stateless`]), these
+//! only probe the path.
 //!
 //! A thread queues an event of a peer while it holds the lock of the lane that caused the event. A thread queues the
 //! disconnected event while it holds the locks of both lanes, so this event comes last.
+
+mod stateless;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,7 +17,8 @@ use halite_fabric::{
 };
 use halite_mem::Window;
 use halite_rnic::room::Share;
-use halite_rnic::wire::{Flow, Packet, Qpn};
+use halite_rnic::stateless::ServerClock;
+use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
 use halite_rnic::{
     Cause, Config, Counters, Held, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request,
     Source, State, Status as RnicStatus,
@@ -25,6 +29,7 @@ use super::events::Events;
 use super::greeting::Offer;
 use super::memory::{Registered, View};
 use super::ports::PortUse;
+use super::stateless::{StatelessLane, agree};
 use super::translated::{AddressChanged, Translated};
 use super::{INLINE_BYTES_MAX, LANES, SEND_BYTES_MAX, lock, read};
 
@@ -44,6 +49,11 @@ pub(super) struct Connection {
     /// True if both ends use selective repeat, negotiated with the peer.
     pub(super) selective: bool,
     qpns: [Qpn; LANES],
+    pub(super) their_qpns: [Qpn; LANES],
+    /// The estimate of the responder's clock that stateless lanes share; `None` if the lanes are stateful.
+    clock: Option<Mutex<ServerClock>>,
+    /// The reason why the lanes are stateless or not.
+    responder_reason: &'static str,
     outwards: Flow,
     inwards: Flow,
     /// Salt of local keys in the peer's packets.
@@ -86,6 +96,8 @@ pub(super) struct Connection {
 pub(super) struct Lane {
     qp: QueuePair,
     held: Held<Window>,
+    /// Carries the requests in place of the queue pair, if the connection is stateless.
+    stateless: Option<StatelessLane>,
     /// Requests that wait for their flow's turn.
     backlog: Backlog<Waiting>,
     /// Ids of the writes that leave in parts and have not completed. True if the completion has been reported, because a
@@ -94,6 +106,8 @@ pub(super) struct Lane {
     /// True after a post failed because the queue was full.
     wants_room: bool,
     timeouts: Timeouts,
+    /// Number of the first packet, which is random.
+    first_psn: Psn,
     /// Time until which packets are sent one by one instead of in trains, in ns.
     singly_until_ns: u64,
     /// Number of trains that the system refused, and of times that the path seemed to drop them.
@@ -102,9 +116,9 @@ pub(super) struct Lane {
 
 /// A request that waits for its flow's turn, and the window of the local memory that it uses.
 #[derive(Clone, Debug)]
-struct Waiting {
-    request: Request,
-    window: Option<Window>,
+pub(super) struct Waiting {
+    pub(super) request: Request,
+    pub(super) window: Option<Window>,
 }
 
 impl Waiting {
@@ -161,6 +175,7 @@ impl Connection {
         port_use: Arc<PortUse>,
         now_ns: u64,
     ) -> Connection {
+        let (is_stateless, responder_reason) = agree(ours, theirs);
         let lane = |index: usize| {
             let (own, their) = (ours.lanes[index], theirs.lanes[index]);
             let mut qp = QueuePair::new(config.clone(), own.qpn, own.psn);
@@ -174,10 +189,12 @@ impl Connection {
             Mutex::new(Lane {
                 qp,
                 held,
+                stateless: is_stateless.then(StatelessLane::default),
                 backlog,
                 divided,
                 wants_room,
                 timeouts,
+                first_psn: own.psn,
                 singly_until_ns,
                 trains_refused,
             })
@@ -191,6 +208,9 @@ impl Connection {
             mtu: config.mtu,
             selective: config.selective,
             qpns: ours.lanes.map(|lane| lane.qpn),
+            their_qpns: theirs.lanes.map(|lane| lane.qpn),
+            clock: is_stateless.then(Mutex::default),
+            responder_reason,
             outwards: Flow::new(ours.address, theirs.address),
             inwards: Flow::new(theirs.address, ours.address),
             salt: ours.salt,
@@ -216,6 +236,15 @@ impl Connection {
 
     pub(super) fn qpns(&self) -> [Qpn; LANES] {
         self.qpns
+    }
+
+    pub(super) fn is_stateless(&self) -> bool {
+        self.clock.is_some()
+    }
+
+    /// Returns true if the lanes are stateless, and the reason.
+    pub(super) fn responder(&self) -> (bool, &'static str) {
+        (self.is_stateless(), self.responder_reason)
     }
 
     pub(super) fn lane(&self, index: usize) -> MutexGuard<'_, Lane> {
@@ -342,7 +371,8 @@ impl Connection {
         let mut packets = Vec::new();
         for lane in &self.lanes {
             let lane = lock(lane);
-            if lane.backlog.len() > 0 {
+            let waits = lane.stateless.as_ref().is_some_and(|stateless| stateless.outstanding() > 0);
+            if lane.backlog.len() > 0 || waits {
                 return None;
             }
             let view = View { registered, salt: self.salt, held: &lane.held };
@@ -396,6 +426,9 @@ impl Connection {
         let mut outcome = Outcome::default();
         for lane in &mut lanes {
             lane.qp.close();
+            if let Some(stateless) = &mut lane.stateless {
+                stateless.close();
+            }
             lane.wants_room = false;
             lane.drain(self, events, &mut outcome);
             lane.flush_backlog(self, events);
@@ -430,6 +463,14 @@ impl Lane {
             return Err(PostCause::QueueFull);
         }
         let bytes = u64::from(waiting.request.operation.len_bytes());
+        if let Some(stateless) = &mut self.stateless {
+            match flow {
+                _ if stateless.has_ended() => return Err(PostCause::NotConnected),
+                0 => stateless.push(waiting),
+                _ => self.backlog.push(flow, bytes, waiting.is_divisible(), waiting),
+            }
+            return Ok(());
+        }
         let has_room = self.backlog.len() == 0 && self.qp.unsent() < self.unsent_max();
         if flow == 0 || has_room && bytes <= self.part_bytes() {
             return self.post_to_queue_pair(waiting);
@@ -461,7 +502,8 @@ impl Lane {
 
     /// Returns the number of requests that have not completed.
     fn outstanding(&self) -> usize {
-        self.qp.posted() + self.backlog.len()
+        let stateless = self.stateless.as_ref().map_or(0, StatelessLane::outstanding);
+        self.qp.posted() + stateless + self.backlog.len()
     }
 
     /// Returns the number of unsent packets in the queue pair from which further requests wait for their turn. Before the
@@ -588,8 +630,11 @@ impl Lane {
     }
 
     /// Sets an upper bound of the round trip, in ns, for the first timeouts.
-    pub(super) fn expect_round_trip(&mut self, ns: u64) {
+    pub(super) fn expect_round_trip(&mut self, connection: &Connection, ns: u64) {
         self.qp.expect_round_trip(ns);
+        if let Some(clock) = &connection.clock {
+            lock(clock).expect_round_trip(ns);
+        }
     }
 
     /// Starts path MTU discovery.
@@ -629,12 +674,15 @@ impl Lane {
         let singly = context.now_ns < self.singly_until_ns;
         let (ends, bytes_max) = ((*own_address, *address), self.qp.packet_bytes_max());
         let refused = port_use.port().send_all(outwards, ends, bytes_max, singly, |bytes| {
-            self.post_waiting();
+            if self.stateless.is_none() {
+                self.post_waiting();
+            }
             let view = View { registered: context.registered, salt: *salt, held: &self.held };
             self.qp.poll_transmit(context.now_ns, &view, bytes)
         });
         self.trains_refused += refused;
-        self.qp.poll_timeout()
+        let stateless_ns = self.transmit_stateless(connection, context.now_ns, singly);
+        self.qp.poll_timeout().into_iter().chain(stateless_ns).min()
     }
 
     /// Sets the lane's share of the socket's receive buffer. Returns the time of the next timer, in ns.
@@ -660,7 +708,7 @@ impl Lane {
         // Most steps cause no event, and take no lock.
         let mut queue = None;
         let mut report = |event| queue.get_or_insert_with(|| connection.queue(events)).push(event);
-        while let Some(event) = self.qp.poll_event() {
+        while let Some(event) = self.poll_event() {
             let (status, kind) = match event {
                 halite_rnic::Event::Completed { id, status, old } => {
                     let status = status_of(status);
@@ -700,6 +748,10 @@ impl Lane {
             outcome.rings = true;
             report(Event::Room { peer });
         }
+    }
+
+    fn poll_event(&mut self) -> Option<halite_rnic::Event> {
+        self.qp.poll_event().or_else(|| self.stateless.as_mut()?.poll_event())
     }
 
     /// Returns true if the lane holds an acknowledgement back until the next poll.

@@ -19,6 +19,7 @@ use super::connection::Connection;
 use super::greeting::{LaneOffer, Message, Offer};
 use super::line::{Line, LineEvent};
 use super::ports::PortUse;
+use super::stateless::ResponderMode;
 use super::{Hosts, LANES, Mtu};
 use crate::meeting::Listener;
 use crate::refusals::Refusals;
@@ -385,10 +386,16 @@ impl Control {
     }
 
     /// Creates an offer with random queue pair numbers, packet numbers and salt.
-    pub(super) fn offer(&mut self, address: SocketAddr, mtu: Mtu, selective: bool) -> io::Result<Offer> {
+    pub(super) fn offer(
+        &mut self,
+        address: SocketAddr,
+        mtu: Mtu,
+        selective: bool,
+        responder: ResponderMode,
+    ) -> io::Result<Offer> {
         let lane = LaneOffer { qpn: Qpn::new(0), psn: Psn::new(0) };
         let (salt, lanes, tells_waits) = (random()?, [lane; LANES], selective);
-        let mut offer = Offer { address, mtu, salt, lanes, selective, tells_waits };
+        let mut offer = Offer { address, mtu, salt, lanes, selective, tells_waits, responder };
         for lane in &mut offer.lanes {
             *lane = LaneOffer { qpn: self.new_qpn()?, psn: Psn::new(random()?) };
         }

@@ -16,6 +16,7 @@
 
 mod ending;
 mod handshakes;
+mod stateless;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -35,6 +36,7 @@ use halite_rnic::wire::{Headers, Packet};
 use quinn_udp::RecvMeta;
 
 use self::ending::end_cause;
+use self::stateless::Run;
 use super::bell::Bell;
 use super::connection::{Connection, Lane, LaneContext, Outcome};
 use super::control::Control;
@@ -108,6 +110,8 @@ pub(super) struct Received {
 struct Table {
     /// The connections by queue pair number, each with the index of the lane to which the queue pair belongs.
     lanes: HashMap<u32, (Arc<Connection>, usize)>,
+    /// The connections with stateless lanes, by the address and the queue pair number of the peer's requester.
+    requesters: HashMap<(SocketAddr, u32), (Arc<Connection>, usize)>,
     peers: BTreeMap<PeerId, Arc<Connection>>,
     last: u32,
 }
@@ -348,6 +352,13 @@ impl Core {
         let mut packets = batch.packets().peekable();
         let mut received = Received { is_more, ..Received::default() };
         while let Some((meta, packet)) = packets.next() {
+            if let Some(mut run) = Run::of((meta, packet)) {
+                while let Some(next) = packets.next_if(|next| run.contains(*next)) {
+                    run.push(next);
+                }
+                self.handle_run(&run, now_ns, &clock, &mut received);
+                continue;
+            }
             let qpn = dest_qp(packet);
             let Some((connection, index)) = qpn.and_then(|qpn| read(&self.table).lanes.get(&qpn).cloned())
             else {
@@ -487,7 +498,7 @@ impl Core {
                 let mut outcome = Outcome::default();
                 let mut lane = connection.lane(index);
                 if let Some(ns) = round_trip_ns {
-                    lane.expect_round_trip(ns);
+                    lane.expect_round_trip(&connection, ns);
                 }
                 if begins_path {
                     lane.find_path(now_ns);

@@ -3,14 +3,18 @@
 //! ```text
 //!   dialling end                  listening end
 //!     Dial(offer, hello) ───────────►
-//!     ◄─────────── Accept(offer, hello)      or Refused(reason)
-//!     Ready ────────────────────────►        the queue pairs of both ends are ready; at the end follows
+//!     ◄─────────── Accept(offer, grants, hello)  or Refused(reason)
+//!     Ready(grants) ────────────────►        the queue pairs of both ends are ready; at the end follows
 //!                                            Left(packets), or only the hang-up
 //!
 //!   0 "roce" | 4 version u8 | 5 kind u8 | then, in Dial and Accept:
 //!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 per lane: qpn u32, psn u32
-//!   46 extensions u8 | 47 hello
+//!   46 extensions u8 | 47 grants, if their bit is set | hello
+//!   grants, also in Ready: per lane: epoch u32, effect life in ns u64, key, 32 bytes
 //! ```
+//!
+//! With grants, the lanes are stateless ([`super::stateless`]): the receiving end accesses the memory of the sending
+//! end with these keys. The dialling end sends its grants in Ready if it got some.
 //!
 //! `Left` carries the unacknowledged packets of its sender, each preceded by its length as a u16.
 //!
@@ -24,6 +28,7 @@ use halite_rnic::Mtu;
 use halite_rnic::wire::{Psn, Qpn};
 
 use super::LANES;
+use super::stateless::ResponderMode;
 
 const MAGIC: &[u8; 4] = b"roce";
 const VERSION: u8 = 4;
@@ -33,8 +38,16 @@ const EXTENSIONS_AT: usize = 24 + LANES * 8;
 /// Bits of the extensions that an end supports; unknown bits are ignored.
 const SELECTIVE: u8 = 1;
 const TELLS_WAITS: u8 = 2;
-/// Maximum length of a message in bytes: Dial or Accept with the longest hello.
-pub(super) const MESSAGE_BYTES_MAX: usize = 6 + OFFER_BYTES + HELLO_BYTES_MAX;
+const TAKES_STATELESS: u8 = 4;
+const ASKS_STATELESS: u8 = 8;
+/// Bit of the extensions in Accept: grants follow the offer.
+const HAS_GRANTS: u8 = 16;
+/// Length of one lane's grant in bytes, and of all grants.
+const GRANT_BYTES: usize = 4 + 8 + 32;
+const GRANTS_BYTES: usize = LANES * GRANT_BYTES;
+/// Maximum length of the last message in bytes, and of any message: Accept with grants and the longest hello.
+pub(super) const LEFT_BYTES_MAX: usize = 6 + OFFER_BYTES + HELLO_BYTES_MAX;
+pub(super) const MESSAGE_BYTES_MAX: usize = LEFT_BYTES_MAX + GRANTS_BYTES;
 /// Bytes of the length before each packet of the last message.
 const PACKET_LEN_BYTES: usize = 2;
 const REASON_BYTES_MAX: usize = 200;
@@ -52,6 +65,26 @@ pub(super) struct Offer {
     pub(super) selective: bool,
     /// True if the responses of the offering end report the time that a request waited at that end.
     pub(super) tells_waits: bool,
+    /// The mode of the responders to which the offering end is set.
+    pub(super) responder: ResponderMode,
+}
+
+/// The permissions of the two lanes of an end to access the memory of the other end.
+pub(super) type Grants = [LaneGrant; LANES];
+
+/// The permission of one lane to access all registered memory of the other end without connection state there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct LaneGrant {
+    pub(super) epoch: u32,
+    pub(super) effect_life_ns: u64,
+    pub(super) key: [u8; 32],
+}
+
+impl std::fmt::Debug for LaneGrant {
+    /// Omits the key, which is secret.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "LaneGrant {{ epoch {} }}", self.epoch)
+    }
 }
 
 /// A queue pair, and the number of the first packet that it sends.
@@ -69,9 +102,12 @@ pub(super) enum Message {
     },
     Accept {
         offer: Offer,
+        grants: Option<Grants>,
         hello: Vec<u8>,
     },
-    Ready,
+    Ready {
+        grants: Option<Grants>,
+    },
     Refused {
         reason: String,
     },
@@ -98,18 +134,23 @@ impl Message {
         let kind = match self {
             Message::Dial { .. } => 1,
             Message::Accept { .. } => 2,
-            Message::Ready => 3,
+            Message::Ready { .. } => 3,
             Message::Refused { .. } => 4,
             Message::Left { .. } => 5,
         };
         let mut bytes = MAGIC.to_vec();
         bytes.extend([VERSION, kind]);
         match self {
-            Message::Dial { offer, hello } | Message::Accept { offer, hello } => {
-                offer.encode(&mut bytes);
+            Message::Dial { offer, hello } => {
+                offer.encode(false, &mut bytes);
                 bytes.extend(hello);
             }
-            Message::Ready => {}
+            Message::Accept { offer, grants, hello } => {
+                offer.encode(grants.is_some(), &mut bytes);
+                encode_grants(grants.as_ref(), &mut bytes);
+                bytes.extend(hello);
+            }
+            Message::Ready { grants } => encode_grants(grants.as_ref(), &mut bytes),
             Message::Left { packets } => {
                 for packet in packets {
                     let len = u16::try_from(packet.len()).expect("left_with() bounds the message");
@@ -133,15 +174,29 @@ impl Message {
         match kind {
             1 | 2 => {
                 let (offer, hello) = rest.split_first_chunk().ok_or(BadMessage::Malformed)?;
-                let (offer, hello) = (Offer::decode(offer)?, hello.to_vec());
+                let has_grants = offer[EXTENSIONS_AT] & HAS_GRANTS != 0;
+                let (offer, is_accept) = (Offer::decode(offer)?, kind == 2);
+                let (grants, hello) = match hello.split_first_chunk() {
+                    _ if !has_grants || !is_accept => (None, hello),
+                    Some((grants, hello)) => (Some(decode_grants(grants)), hello),
+                    None => return Err(BadMessage::Malformed),
+                };
+                let hello = hello.to_vec();
                 if hello.len() > HELLO_BYTES_MAX {
                     return Err(BadMessage::Malformed);
                 }
-                Ok(if kind == 1 { Message::Dial { offer, hello } } else { Message::Accept { offer, hello } })
+                Ok(match is_accept {
+                    true => Message::Accept { offer, grants, hello },
+                    false => Message::Dial { offer, hello },
+                })
             }
-            3 if rest.is_empty() => Ok(Message::Ready),
+            3 if rest.is_empty() => Ok(Message::Ready { grants: None }),
+            3 => match rest.try_into() {
+                Ok(grants) => Ok(Message::Ready { grants: Some(decode_grants(grants)) }),
+                Err(_) => Err(BadMessage::Malformed),
+            },
             4 => Ok(Message::Refused { reason: String::from_utf8_lossy(rest).into_owned() }),
-            5 if bytes.len() <= MESSAGE_BYTES_MAX => Ok(Message::Left { packets: packets(rest)? }),
+            5 if bytes.len() <= LEFT_BYTES_MAX => Ok(Message::Left { packets: packets(rest)? }),
             _ => Err(BadMessage::Malformed),
         }
     }
@@ -149,8 +204,27 @@ impl Message {
     /// Returns the message `Left` with these packets; `None` if the packets do not fit into a message.
     pub(super) fn left_with(packets: Vec<Vec<u8>>) -> Option<Message> {
         let bytes: usize = packets.iter().map(|packet| PACKET_LEN_BYTES + packet.len()).sum();
-        (6 + bytes <= MESSAGE_BYTES_MAX).then_some(Message::Left { packets })
+        (6 + bytes <= LEFT_BYTES_MAX).then_some(Message::Left { packets })
     }
+}
+
+fn encode_grants(grants: Option<&Grants>, bytes: &mut Vec<u8>) {
+    for LaneGrant { epoch, effect_life_ns, key } in grants.into_iter().flatten() {
+        bytes.extend(epoch.to_le_bytes());
+        bytes.extend(effect_life_ns.to_le_bytes());
+        bytes.extend(key);
+    }
+}
+
+fn decode_grants(bytes: &[u8; GRANTS_BYTES]) -> Grants {
+    std::array::from_fn(|lane| {
+        let bytes = &bytes[lane * GRANT_BYTES..][..GRANT_BYTES];
+        LaneGrant {
+            epoch: u32::from_le_bytes(bytes[..4].try_into().expect("four bytes")),
+            effect_life_ns: u64::from_le_bytes(bytes[4..12].try_into().expect("eight bytes")),
+            key: bytes[12..].try_into().expect("32 bytes"),
+        }
+    })
 }
 
 fn packets(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, BadMessage> {
@@ -171,7 +245,7 @@ impl Offer {
         self.address.is_ipv4() == other.address.is_ipv4()
     }
 
-    fn encode(&self, bytes: &mut Vec<u8>) {
+    fn encode(&self, has_grants: bool, bytes: &mut Vec<u8>) {
         let (family, address) = match self.address.ip() {
             IpAddr::V4(address) => (4, address.to_ipv6_mapped().octets()),
             IpAddr::V6(address) => (6, address.octets()),
@@ -185,7 +259,13 @@ impl Offer {
             bytes.extend(lane.psn.value().to_le_bytes());
         }
         let bit = |is_offered: bool, bit: u8| if is_offered { bit } else { 0 };
-        bytes.push(bit(self.selective, SELECTIVE) | bit(self.tells_waits, TELLS_WAITS));
+        let responder = match self.responder {
+            ResponderMode::Stateful => 0,
+            ResponderMode::Auto => TAKES_STATELESS,
+            ResponderMode::Stateless => TAKES_STATELESS | ASKS_STATELESS,
+        };
+        let common = bit(self.selective, SELECTIVE) | bit(self.tells_waits, TELLS_WAITS);
+        bytes.push(common | responder | bit(has_grants, HAS_GRANTS));
     }
 
     fn decode(bytes: &[u8; OFFER_BYTES]) -> Result<Offer, BadMessage> {
@@ -205,8 +285,16 @@ impl Offer {
             let at = 24 + 8 * index;
             *lane = LaneOffer { qpn: Qpn::new(number(at)?), psn: Psn::new(number(at + 4)?) };
         }
-        let [selective, tells_waits] = [SELECTIVE, TELLS_WAITS].map(|bit| bytes[EXTENSIONS_AT] & bit != 0);
-        Ok(Offer { address: SocketAddr::new(ip, port), mtu, salt: u32_at(20), lanes, selective, tells_waits })
+        let [selective, tells_waits, takes_stateless, asks_stateless] =
+            [SELECTIVE, TELLS_WAITS, TAKES_STATELESS, ASKS_STATELESS]
+                .map(|bit| bytes[EXTENSIONS_AT] & bit != 0);
+        let responder = match (takes_stateless, asks_stateless) {
+            (false, _) => ResponderMode::Stateful,
+            (true, false) => ResponderMode::Auto,
+            (true, true) => ResponderMode::Stateless,
+        };
+        let (address, salt) = (SocketAddr::new(ip, port), u32_at(20));
+        Ok(Offer { address, mtu, salt, lanes, selective, tells_waits, responder })
     }
 }
 
@@ -232,17 +320,22 @@ mod tests {
         let lane = |number| LaneOffer { qpn: Qpn::new(number), psn: Psn::new(0xff_ffff - number) };
         let lanes = [lane(17), lane(0xff_fffe)];
         let (address, selective, tells_waits) = (address.parse().unwrap(), true, true);
-        Offer { address, mtu: Mtu::Bytes4096, salt: 0x1234_5678, lanes, selective, tells_waits }
+        let responder = ResponderMode::Auto;
+        Offer { address, mtu: Mtu::Bytes4096, salt: 0x1234_5678, lanes, selective, tells_waits, responder }
     }
 
     #[test]
     fn greetings_survive_the_wire() {
         for address in ["127.0.0.1:4", "[fe80::1]:65535"] {
             let (offer, hello) = (offer(address), vec![7; HELLO_BYTES_MAX]);
+            let grant = |key| LaneGrant { epoch: 1, effect_life_ns: 50_000_000, key: [key; 32] };
+            let grants = [grant(8), grant(9)];
             for message in [
                 Message::Dial { offer, hello: vec![] },
-                Message::Accept { offer, hello },
-                Message::Ready,
+                Message::Accept { offer, grants: None, hello: hello.clone() },
+                Message::Accept { offer, grants: Some(grants), hello },
+                Message::Ready { grants: None },
+                Message::Ready { grants: Some(grants) },
                 Message::Refused { reason: "no room".to_owned() },
                 Message::Left { packets: vec![] },
                 Message::left_with(vec![vec![7; 40], vec![], vec![8; 900]]).unwrap(),

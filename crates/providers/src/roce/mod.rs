@@ -47,6 +47,7 @@ mod scope;
 mod sharing;
 mod single;
 mod stamps;
+mod stateless;
 mod translated;
 
 use std::io;
@@ -62,6 +63,7 @@ use halite_fabric::{
     RegisterError, Sleeper, WorkRequest,
 };
 use halite_mem::{Segment, Window};
+use halite_rnic::stateless::WINDOW_PACKETS;
 pub use halite_rnic::{Congestion, Counters, Mtu};
 
 use self::capture::Capture;
@@ -71,6 +73,7 @@ pub use self::greeting::check_greeting;
 pub use self::probe::{SocketProbe, probe};
 use self::receivers::Receivers;
 pub use self::scope::unscoped;
+pub use self::stateless::ResponderMode;
 pub use self::translated::AddressChanged;
 use crate::secure::{SecretError, Secrets};
 
@@ -109,6 +112,8 @@ pub struct RoceConfig {
     /// Congestion control for packets to other hosts, in addition to credits. Has no effect unless `selective` is true
     /// at both ends.
     pub congestion: Congestion,
+    /// The ends that keep state for requests.
+    pub responder: ResponderMode,
     /// Time without packets from a peer after which the fabric ends the connection to this peer.
     pub lease: Duration,
     /// Maximum number of registered segments.
@@ -191,7 +196,7 @@ impl Hosts {
 
 impl RoceConfig {
     /// Returns the default configuration: loopback, packets of 4096 bytes, selective repeat, credits without congestion
-    /// control, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most 64 sockets with receive
+    /// control, queue pairs, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most 64 sockets with receive
     /// buffers of 4 MiB, no receiver threads, handshakes of 2 seconds, and no capture (the size limit of a capture is 1
     /// GiB).
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> RoceConfig {
@@ -204,6 +209,7 @@ impl RoceConfig {
             mtu: Mtu::Bytes4096,
             selective: true,
             congestion: Congestion::Grant,
+            responder: ResponderMode::Stateful,
             lease: Duration::from_secs(5),
             segments_max: 4096,
             peers_max: 1024,
@@ -492,6 +498,9 @@ impl Fabric for RoceFabric {
 
     fn round_trip(&self, peer: PeerId) -> Option<Duration> {
         let connection = self.core.peer(peer)?;
+        if let Some(ns) = connection.stateless_round_trip_ns() {
+            return Some(Duration::from_nanos(ns));
+        }
         // Prefers the lane of small requests, if it has a measurement.
         let of_lane = |index| connection.lane(index).qp().round_trip_ns();
         (0..LANES).find_map(of_lane).map(Duration::from_nanos)
@@ -505,20 +514,27 @@ impl Fabric for RoceFabric {
         let connection = self.core.peer(peer)?;
         let counters = self.counters(peer)?;
         let window = |index| connection.lane(index).qp().window_packets();
+        let [sent, repeated, arrived] = connection.stateless_packets();
+        let (is_stateless, responder_reason) = connection.responder();
         let mtu = (0..LANES).map(|index| connection.lane(index).qp().path_mtu()).min();
         Some(Path {
             mtu_bytes: mtu.unwrap_or(connection.mtu).bytes(),
             is_known: (0..LANES).all(|index| connection.lane(index).qp().knows_path()),
-            sent: counters.sent,
-            repeated: counters.repeated,
+            sent: counters.sent + sent,
+            repeated: counters.repeated + repeated,
             repeats_single: connection.selective,
             kept: counters.kept,
             timeouts: counters.timeouts,
             trains_refused: (0..LANES).map(|index| connection.lane(index).trains_refused()).sum(),
-            arrived: counters.arrived,
+            arrived: counters.arrived + arrived,
             duplicates: counters.duplicates,
-            window_packets: (0..LANES).map(window).collect(),
+            window_packets: match is_stateless {
+                true => vec![WINDOW_PACKETS as u32; LANES],
+                false => (0..LANES).map(window).collect(),
+            },
             congestion: connection.lane(0).qp().congestion().name(),
+            responder: if is_stateless { ResponderMode::Stateless } else { ResponderMode::Stateful }.name(),
+            responder_reason,
             ends: (connection.own_address, connection.address),
             elsewhere: connection.address_change().map(|change| (change.seen, change.packets)),
         })

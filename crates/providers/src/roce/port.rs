@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Instant;
 
 use halite_rnic::Mtu;
@@ -24,6 +24,7 @@ use super::capture::Capture;
 use super::connection::Connection;
 use super::scope::{own_scoped, scope_of, scoped, unscoped};
 use super::sharing::Sharing;
+use super::stateless::SocketResponder;
 use super::{read, single, write};
 
 /// Maximum length of a train in bytes: the largest datagram of IPv4.
@@ -69,6 +70,8 @@ pub(super) struct Port {
     pub(super) users: AtomicUsize,
     /// Division of the receive buffer among the peers.
     pub(super) sharing: Sharing,
+    /// Answers the requests of stateless lanes of all peers of this socket.
+    pub(super) responder: Mutex<SocketResponder>,
     capture: Arc<OnceLock<Capture>>,
 }
 
@@ -95,6 +98,7 @@ impl Port {
         let scope = [address].iter().chain(others).map(|own| scope_of(*own)).find(|scope| *scope != 0);
         let address = SocketAddr::new(address, socket.local_addr()?.port());
         let (others, unsent, full_in_a_row) = (others.to_vec(), AtomicU64::new(0), AtomicU32::new(0));
+        let responder = Mutex::new(SocketResponder::new()?);
         let (users, sharing, is_stamped) = (AtomicUsize::new(0), Sharing::new(room), AtomicBool::new(false));
         Ok(Port {
             socket,
@@ -111,6 +115,7 @@ impl Port {
             receiver,
             users,
             sharing,
+            responder,
             capture,
         })
     }

@@ -29,8 +29,14 @@ impl Clock {
 
     /// Returns the arrival time of a packet in ns on the clock of the fabric; `now_ns` if the arrival time is unknown.
     pub(super) fn arrived_ns(&self, meta: &RecvMeta, now_ns: u64) -> u64 {
+        self.arrived_within(meta, now_ns, WAIT_MAX)
+    }
+
+    /// Returns the arrival time of a packet as [`Clock::arrived_ns`] does, if the packet waited for less than
+    /// `wait_max`; otherwise `now_ns`.
+    pub(super) fn arrived_within(&self, meta: &RecvMeta, now_ns: u64, wait_max: Duration) -> u64 {
         let Some(((own_ns, now), stamp)) = self.0.zip(meta.timestamp) else { return now_ns };
-        let waited = now.checked_sub(stamp).filter(|waited| *waited < WAIT_MAX);
+        let waited = now.checked_sub(stamp).filter(|waited| *waited < wait_max);
         waited.map_or(now_ns, |waited| own_ns.saturating_sub(waited.as_nanos() as u64))
     }
 }

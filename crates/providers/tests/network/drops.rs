@@ -2,6 +2,7 @@
 
 use halite_fabric::Fabric;
 use halite_providers::RoceConfig;
+use halite_providers::roce::ResponderMode;
 
 use crate::common::Cluster;
 use crate::traffic::Traffic;
@@ -41,6 +42,26 @@ fn go_back_n_retransmits_lost_packets() {
     Traffic::new(&pair, 5).run(&mut pair, REQUESTS);
     let counted = pair.ends.each_ref().map(|end| end.counters());
     assert!(counted.iter().all(|counted| counted.repeated > 0 && counted.kept == 0), "{counted:?}");
+}
+
+/// The responders keep no state for the peer, and yet execute each request once and in order.
+#[test]
+fn stateless_lanes_retransmit_lost_packets() {
+    let Some(network) = Network::new() else { return };
+    let cluster = Cluster::new();
+    let configs = [0, 1].map(|side| {
+        let responder = ResponderMode::Stateless;
+        RoceConfig { responder, ..network.config(&cluster, side) }
+    });
+    let mut pair = network.connect(configs);
+    for side in [0, 1] {
+        network.on_arrival(side, &DROPS);
+    }
+    Traffic::new(&pair, 7).run(&mut pair, REQUESTS);
+    let lost = [0, 1].map(|side| network.counted(side)[1]);
+    let paths = pair.ends.each_ref().map(|end| end.fabric.path(end.peer).expect("the connection lives"));
+    assert!(lost.iter().all(|lost| *lost > 10), "{lost:?}");
+    assert!(paths.iter().all(|path| path.responder == "stateless" && path.repeated > 0), "{paths:?}");
 }
 
 /// A router may treat a train as one packet that is too long.

@@ -9,6 +9,7 @@ use common::Cluster;
 use common::roce::Roce;
 use halite_fabric::conformance::Harness;
 use halite_fabric::{Composite, Fabric, Sleeper};
+use halite_providers::roce::ResponderMode;
 use halite_providers::{RoceConfig, ShmConfig, ShmFabric, Sleep};
 
 /// Fabrics of this process in a new directory.
@@ -95,6 +96,10 @@ mod composite_of_two {
     halite_fabric::fabric_conformance_suite!(Shm { prefix: "used:", ..Shm::new(open) });
 }
 
+fn stateless(config: RoceConfig) -> RoceConfig {
+    RoceConfig { responder: ResponderMode::Stateless, ..config }
+}
+
 mod over_udp {
     use super::*;
 
@@ -106,6 +111,28 @@ mod over_udp_by_receivers {
     use super::*;
 
     halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig { receivers: 2, ..config }));
+}
+
+/// The responders keep no state for the peers.
+mod stateless_over_udp {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(stateless));
+}
+
+mod stateless_over_udp_by_receivers {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(|config| stateless(RoceConfig {
+        receivers: 2,
+        ..config
+    })));
+}
+
+mod stateless_between_hosts_over_udp {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::between_hosts(stateless));
 }
 
 mod between_hosts_over_udp_and_ipv6 {

@@ -23,6 +23,16 @@ const TIMEOUT_NS: u64 = 5_000_000;
 const TIMEOUT_NS_MIN: u64 = 1_250_000;
 
 impl ServerClock {
+    /// Sets an upper bound of the round trip in ns, for the timeouts before the first measurement.
+    pub fn expect_round_trip(&mut self, ns: u64) {
+        self.round_trip_ns.get_or_insert((ns, 0));
+    }
+
+    /// Returns the smoothed round trip in ns, or its upper bound; `None` if neither is known.
+    pub fn round_trip_ns(&self) -> Option<u64> {
+        self.round_trip_ns.map(|(smooth, _)| smooth)
+    }
+
     /// Returns the estimated time of the responder; `None` if no answer has arrived within the last `within_ns`.
     pub(super) fn now_ns(&self, now_ns: u64, within_ns: u64) -> Option<u64> {
         let last = self.last?;

@@ -37,8 +37,13 @@ pub struct Message {
     pub from: SocketAddr,
     /// Number of the requester's queue pair.
     pub qpn: Qpn,
-    /// The bytes of the message: at most [`PAYLOAD_BYTES_MAX`].
+    /// Bytes of the message from `offset` on: at most [`PAYLOAD_BYTES_MAX`].
     pub bytes: Vec<u8>,
+    /// Offset of `bytes` in the message. The responder keeps no parts; its process joins them. The parts of the
+    /// requester's next message arrive only after all of this one.
+    pub offset: u32,
+    /// Length of the message in bytes.
+    pub len: u32,
     /// True if the requester waits for an answer.
     pub is_call: bool,
 }
@@ -83,11 +88,13 @@ impl Inbox {
         self.open_calls.contains_key(request_id)
     }
 
-    pub(super) fn add(&mut self, caller: Caller, bytes: &[u8], is_call: bool) {
+    /// Adds a message, or the part of one at `offset` of its `len` bytes.
+    pub(super) fn add(&mut self, caller: Caller, bytes: &[u8], (offset, len): (u32, u32), is_call: bool) {
         let id = self.next_id;
         self.next_id += 1;
         let (from, qpn, _) = caller.request_id;
-        self.arrived.push_back(Message { id, from, qpn: Qpn::new(qpn), bytes: bytes.to_vec(), is_call });
+        let (qpn, bytes) = (Qpn::new(qpn), bytes.to_vec());
+        self.arrived.push_back(Message { id, from, qpn, bytes, offset, len, is_call });
         if is_call {
             self.open_calls.insert(caller.request_id, id);
             self.calls.insert(id, caller);

@@ -17,7 +17,6 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 
-use super::responder::EFFECT_LIFE_NS;
 use super::tag::Rights;
 use super::wire::Status;
 use crate::wire::Qpn;
@@ -87,7 +86,7 @@ pub enum OrderOutcome {
     /// One of the memories does not exist, or does not permit the access. Parts of an order of several packets may be
     /// done.
     Refused,
-    /// The requester does not answer: the order is done, done in part, or not done. For [`EFFECT_LIFE_NS`] from now on,
+    /// The requester does not answer: the order is done, done in part, or not done. For T from now on,
     /// packets in flight may still write to the target memory.
     MaybeDone,
 }
@@ -213,12 +212,12 @@ pub(super) struct EndedOrders {
 }
 
 impl EndedOrders {
-    pub(super) fn insert(&mut self, now_ns: u64, id: u64, status: Status) {
+    pub(super) fn insert(&mut self, now_ns: u64, effect_life_ns: u64, id: u64, status: Status) {
         let since_ns = now_ns.saturating_sub(self.began_ns);
-        if since_ns >= EFFECT_LIFE_NS {
+        if since_ns >= effect_life_ns {
             self.orders.swap(0, 1);
             self.orders[0].clear();
-            if since_ns >= 2 * EFFECT_LIFE_NS {
+            if since_ns >= 2 * effect_life_ns {
                 self.orders[1].clear();
             }
             self.began_ns = now_ns;

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use super::responder::EFFECT_LIFE_NS;
 use super::wire::{Packet, Status};
 
 /// Maximum number of effects of one interval. Further requests with an effect are refused as busy.
@@ -13,8 +12,6 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Maximum time in ns by which a stamp may be ahead of the responder's clock, because two clocks run at different
 /// rates.
 pub(super) const AHEAD_NS_MAX: u64 = 5_000_000;
-/// Length of an interval in ns: the maximum time between the responder's receipt of two copies with a valid stamp.
-const INTERVAL_NS: u64 = EFFECT_LIFE_NS + AHEAD_NS_MAX;
 /// Number of intervals that the record covers. An effect is recorded for at least one interval less: for twice T. So a
 /// requester that gets "expired" within twice T of its first transmission knows that no copy had an effect.
 const INTERVALS: usize = 3;
@@ -36,8 +33,10 @@ pub(super) struct Effect {
 }
 
 /// Effects of the current interval, and of those before it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Record {
+    /// Length of an interval in ns: the maximum time between the responder's receipt of two copies with a valid stamp.
+    interval_ns: u64,
     intervals: [HashMap<RequestId, Effect>; INTERVALS],
     /// Length of the answers of the current interval in bytes.
     answer_bytes: usize,
@@ -46,6 +45,12 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// Creates a record for a responder whose T is `effect_life_ns`.
+    pub(super) fn new(effect_life_ns: u64) -> Record {
+        let interval_ns = effect_life_ns + AHEAD_NS_MAX;
+        Record { interval_ns, intervals: Default::default(), answer_bytes: 0, began_ns: 0 }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.intervals.iter().map(HashMap::len).sum()
     }
@@ -65,7 +70,7 @@ impl Record {
 
     /// Begins a new interval if the current one has ended, and drops effects of the oldest.
     pub(super) fn sweep(&mut self, now_ns: u64) {
-        let ended = now_ns.saturating_sub(self.began_ns) / INTERVAL_NS;
+        let ended = now_ns.saturating_sub(self.began_ns) / self.interval_ns;
         for _ in 0..ended.min(INTERVALS as u64) {
             self.intervals.rotate_right(1);
             self.intervals[0] = HashMap::default();

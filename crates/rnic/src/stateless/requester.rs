@@ -5,14 +5,14 @@ use std::mem;
 
 use super::clock::ServerClock;
 use super::orders::{EndedOrders, Order, OrderKind};
-use super::responder::{EFFECT_LIFE_NS, seal};
+use super::responder::seal;
 use super::tag::{self, Grant};
 use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
 use super::work::{Done, Outcome, POSTED_MAX, PostError, Work};
 use crate::memory::{Access, Memory};
 
 /// Maximum number of packets of a request in flight.
-const WINDOW: usize = 16;
+pub const WINDOW_PACKETS: usize = 16;
 /// Maximum number of the responder's orders in progress at this requester.
 const ORDERS_MAX: usize = 64;
 /// Number of the packet that requests the responder's clock before this requester accepts orders.
@@ -22,9 +22,6 @@ const CLOCK_REQUEST: u64 = u64::MAX;
 const ATTEMPTS_MAX: u32 = 12;
 /// Interval in ns at which the requester repeats a call in progress, whose answer may be lost.
 const REMINDER_NS: u64 = 50_000_000;
-/// Time in ns since the responder's last answer from which the requester asks for the responder's clock before it
-/// sends a request with an effect.
-const CLOCK_LIFE_NS: u64 = EFFECT_LIFE_NS / 2;
 
 /// One requester of a stateless pair; see [`super`].
 ///
@@ -34,11 +31,24 @@ const CLOCK_LIFE_NS: u64 = EFFECT_LIFE_NS / 2;
 pub struct Requester {
     grant: Grant,
     next_number: u64,
-    posted: VecDeque<(Origin, Work)>,
+    /// Time in ns for which a packet is repeated; `None` for [`ATTEMPTS_MAX`] transmissions, and T for one that the
+    /// responder has no room for.
+    patience_ns: Option<u64>,
+    /// Packets sent, and how many of these were retransmissions.
+    sent: (u64, u64),
+    posted: VecDeque<Posted>,
     current: Option<Current>,
     done: VecDeque<Done>,
     clock_questions: u64,
     orders: ReceivedOrders,
+}
+
+/// A request that has not begun.
+#[derive(Debug)]
+struct Posted {
+    origin: Origin,
+    rkey: u32,
+    work: Work,
 }
 
 /// The origin of a request.
@@ -78,6 +88,7 @@ struct OrderEnd {
 #[derive(Debug)]
 struct Current {
     origin: Origin,
+    rkey: u32,
     work: Work,
     /// Bytes of the answers, as far as they have arrived.
     bytes: Vec<u8>,
@@ -98,8 +109,9 @@ struct Piece {
     number: u64,
     /// Stamp of the first transmission; `None` before it.
     stamp_ns: Option<u64>,
-    /// Time of the first transmission.
+    /// Time of the first transmission with this number, and with its first number.
     first_sent_ns: u64,
+    began_ns: Option<u64>,
     /// Time of the next transmission.
     due_ns: u64,
     attempts: u32,
@@ -116,12 +128,35 @@ impl Requester {
         Requester {
             grant,
             next_number: first_number,
+            patience_ns: None,
+            sent: (0, 0),
             posted: VecDeque::new(),
             current: None,
             done: VecDeque::new(),
             clock_questions: 0,
             orders: ReceivedOrders::default(),
         }
+    }
+
+    /// Sets the time in ns for which a packet is repeated if the responder does not answer, or has no room for it.
+    pub fn set_patience(&mut self, patience_ns: u64) {
+        self.patience_ns = Some(patience_ns);
+    }
+
+    /// Returns the number of packets sent for requests, and the number of these that were retransmissions.
+    pub fn packets_sent(&self) -> (u64, u64) {
+        self.sent
+    }
+
+    /// Returns the number of requests that have not ended.
+    pub fn outstanding(&self) -> usize {
+        self.posted.len() + usize::from(self.current.is_some())
+    }
+
+    /// Returns the time in ns since the responder's last answer from which the requester asks for the responder's clock
+    /// before it sends a request with an effect.
+    fn clock_life_ns(&self) -> u64 {
+        self.grant.effect_life_ns / 2
     }
 
     /// Returns the number of times that the requester has asked for the responder's clock.
@@ -134,7 +169,7 @@ impl Requester {
     pub fn regrant(&mut self, grant: Grant) {
         self.grant = grant;
         self.orders = ReceivedOrders::default();
-        self.posted.retain(|(origin, _)| matches!(origin, Origin::Process(_)));
+        self.posted.retain(|posted| matches!(posted.origin, Origin::Process(_)));
         if self.current.as_ref().is_some_and(|current| matches!(current.origin, Origin::Order { .. })) {
             self.current = None;
         }
@@ -143,16 +178,22 @@ impl Requester {
     /// Posts a request; `id` identifies it in [`Done`]. Requests are executed in the order in which they were posted.
     /// Fails if the request is too long, or too many requests are outstanding.
     pub fn post(&mut self, id: u64, work: Work) -> Result<(), PostError> {
+        self.post_to(id, self.grant.rkey, work)
+    }
+
+    /// Posts a request to the memory of key `rkey`, as [`Requester::post`] does. The responder refuses the request
+    /// unless the grant is one of this key, or of all keys.
+    pub fn post_to(&mut self, id: u64, rkey: u32, work: Work) -> Result<(), PostError> {
         if u32::try_from(work.len()).is_err() {
             return Err(PostError::TooLong);
         }
-        if matches!(work, Work::Send { .. } | Work::Call { .. }) && work.len() > PAYLOAD_BYTES_MAX {
+        if work.is_too_long() {
             return Err(PostError::MessageTooLong);
         }
-        if self.posted.len() + usize::from(self.current.is_some()) >= POSTED_MAX {
+        if self.outstanding() >= POSTED_MAX {
             return Err(PostError::Full);
         }
-        self.posted.push_back((Origin::Process(id), work));
+        self.posted.push_back(Posted { origin: Origin::Process(id), rkey, work });
         Ok(())
     }
 
@@ -168,7 +209,7 @@ impl Requester {
         let ends = self.orders.ends.iter().map(|end| end.due_ns);
         let answers = (!self.orders.answers.is_empty()).then_some(0);
         let asks = (!self.orders.undated.is_empty())
-            .then(|| self.orders.asked_ns.map_or(0, |asked_ns| asked_ns + CLOCK_LIFE_NS));
+            .then(|| self.orders.asked_ns.map_or(0, |asked_ns| asked_ns + self.clock_life_ns()));
         ends.chain(requests).chain(answers).chain(asks).min()
     }
 
@@ -195,9 +236,10 @@ impl Requester {
             return Some(len);
         }
         if self.current.is_none() {
-            let (origin, work) = self.posted.pop_front()?;
-            self.current = Some(Current::new(origin, work, &mut self.next_number));
+            let posted = self.posted.pop_front()?;
+            self.current = Some(Current::new(posted, &mut self.next_number));
         }
+        let (clock_life_ns, patience_ns) = (self.clock_life_ns(), self.patience_ns);
         let current = self.current.as_mut().expect("the branch above sets it");
         let piece = match current.due(now_ns) {
             Some(piece) => piece,
@@ -207,16 +249,19 @@ impl Requester {
             }
             None => return None,
         };
-        if current.pieces[piece].attempts >= ATTEMPTS_MAX {
+        if current.pieces[piece].is_given_up(now_ns, patience_ns) {
             self.fail(now_ns, piece, Outcome::MaybeDone);
             return None;
         }
         let Piece { offset, len, number, stamp_ns, attempts, .. } = current.pieces[piece];
-        let server_ns = clock.now_ns(now_ns, CLOCK_LIFE_NS);
+        let server_ns = clock.now_ns(now_ns, clock_life_ns);
         let sent = &mut current.pieces[piece];
         if attempts == 0 {
             sent.first_sent_ns = now_ns;
         }
+        self.sent.0 += 1;
+        self.sent.1 += u64::from(sent.began_ns.is_some() && attempts > 0);
+        sent.began_ns.get_or_insert(now_ns);
         sent.due_ns = now_ns + clock.timeout_ns(attempts);
         sent.attempts += 1;
         let (stamp_ns, asks_clock) = match (stamp_ns, server_ns) {
@@ -224,15 +269,16 @@ impl Requester {
             (None, Some(server_ns)) => (server_ns, false),
             (None, None) => (0, current.work.has_effect()),
         };
-        let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
+        let Grant { qpn, rights, epoch, .. } = self.grant;
+        let rkey = current.rkey;
         let mut operands = [0; 16];
         let (kind, address, len, payload) = match asks_clock {
             // A read of no bytes has no effect; its answer contains the clock.
             true => (Kind::Gd, 0, 0, &[][..]),
             false => {
-                let address = current.work.address().wrapping_add(offset as u64);
+                let (address, placed) = current.work.place(offset, len);
                 let payload = current.work.payload(offset..offset + len, &mut operands);
-                (current.work.kind(), address, len, payload)
+                (current.work.kind(), address, placed, payload)
             }
         };
         if asks_clock {
@@ -259,9 +305,10 @@ impl Requester {
 
     /// Writes the next packet about orders: an answer to a WQEP, a CQEP, or a request for the clock.
     fn transmit_for_orders(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
+        let clock_life_ns = self.clock_life_ns();
         let orders = &mut self.orders;
         orders.ends.retain(|end| end.attempts < ATTEMPTS_MAX || end.due_ns > now_ns);
-        let asks_clock = |asked_ns: Option<u64>| asked_ns.is_none_or(|asked| now_ns >= asked + CLOCK_LIFE_NS);
+        let asks_clock = |asked_ns: Option<u64>| asked_ns.is_none_or(|asked| now_ns >= asked + clock_life_ns);
         let (kind, number, status) = if let Some((id, status)) = orders.answers.pop_front() {
             (Kind::Ea, id, status)
         } else if let Some(end) = orders.ends.iter_mut().find(|end| end.due_ns <= now_ns) {
@@ -293,15 +340,22 @@ impl Requester {
     }
 
     /// Handles a packet without its ICRC: an answer, or an order, which accesses `memory`. Ignores all other packets.
-    pub fn handle_packet(&mut self, now_ns: u64, clock: &mut ServerClock, body: &[u8], memory: &impl Memory) {
-        let Some((packet, covered, tag)) = Packet::parse(body) else { return };
+    /// Returns true if the responder has sent the packet to this requester.
+    pub fn handle_packet(
+        &mut self,
+        now_ns: u64,
+        clock: &mut ServerClock,
+        body: &[u8],
+        memory: &impl Memory,
+    ) -> bool {
+        let Some((packet, covered, tag)) = Packet::parse(body) else { return false };
         let is_ours = packet.epoch == self.grant.epoch && packet.kind.answer().is_none();
         if !is_ours || !tag::is_equal(&tag::tag(&self.grant.key, covered), tag) {
-            return;
+            return false;
         }
         match packet.kind {
             Kind::Wqep => {
-                let Some(order) = Order::parse(packet.address, packet.payload) else { return };
+                let Some(order) = Order::parse(packet.address, packet.payload) else { return false };
                 self.orders.undated.push((packet.number, packet.stamp_ns, order));
             }
             Kind::Ea => {
@@ -315,11 +369,13 @@ impl Requester {
             _ => self.handle_answer(now_ns, clock, &packet, memory),
         }
         self.process_orders(now_ns, clock, memory);
+        true
     }
 
     /// Accepts, answers or ignores received orders, once the clock is known and gives their age.
     // [ROCE-STATELESS-7]
     fn process_orders(&mut self, now_ns: u64, clock: &ServerClock, memory: &impl Memory) {
+        let (effect_life_ns, clock_life_ns) = (self.grant.effect_life_ns, self.clock_life_ns());
         for (id, stamp_ns, order) in mem::take(&mut self.orders.undated) {
             let orders = &mut self.orders;
             if orders.running.contains(&id) {
@@ -335,7 +391,7 @@ impl Requester {
                 continue;
             }
             let busy = orders.running.len() + orders.ends.len() + orders.undated.len() >= ORDERS_MAX;
-            let Some(server_ns) = clock.now_ns(now_ns, CLOCK_LIFE_NS) else {
+            let Some(server_ns) = clock.now_ns(now_ns, clock_life_ns) else {
                 // Repeated orders replace earlier copies, whose age is higher.
                 orders.undated.retain(|(other, ..)| *other != id);
                 if !busy {
@@ -343,7 +399,7 @@ impl Requester {
                 }
                 continue;
             };
-            if stamp_ns.saturating_add(EFFECT_LIFE_NS) < server_ns {
+            if stamp_ns.saturating_add(effect_life_ns) < server_ns {
                 continue;
             }
             if busy {
@@ -353,7 +409,8 @@ impl Requester {
             match work_of(&order, memory) {
                 Some(work) => {
                     orders.running.push(id);
-                    self.posted.push_back((Origin::Order { id, order }, work));
+                    let (origin, rkey) = (Origin::Order { id, order }, self.grant.rkey);
+                    self.posted.push_back(Posted { origin, rkey, work });
                 }
                 None => orders.answers.push_back((id, Status::Refused)),
             }
@@ -410,8 +467,10 @@ impl Requester {
             // The stamp is ahead of the responder's clock: a later copy will be valid.
             Status::Expired if piece.stamp_ns.is_some_and(|stamp_ns| stamp_ns > packet.stamp_ns) => {}
             // If a copy had been executed, the record would still have it.
-            Status::Expired if now_ns.saturating_sub(piece.first_sent_ns) < 2 * EFFECT_LIFE_NS => {
-                if piece.is_busy {
+            Status::Expired if now_ns.saturating_sub(piece.first_sent_ns) < 2 * self.grant.effect_life_ns => {
+                let patience_ns = self.patience_ns.unwrap_or(0);
+                let is_patient = piece.began_ns.is_some_and(|began_ns| now_ns < began_ns + patience_ns);
+                if piece.is_busy && !is_patient {
                     self.fail(now_ns, index, Outcome::Busy);
                     return;
                 }
@@ -477,9 +536,19 @@ impl Requester {
                     Outcome::Busy | Outcome::MaybeDone => Status::Expired,
                 };
                 self.orders.running.retain(|running| *running != id);
-                self.orders.ended.insert(now_ns, id, status);
+                self.orders.ended.insert(now_ns, self.grant.effect_life_ns, id, status);
                 self.orders.ends.push(OrderEnd { id, status, due_ns: now_ns, attempts: 0 });
             }
+        }
+    }
+}
+
+impl Piece {
+    /// Returns true if the requester stops waiting for the responder.
+    fn is_given_up(&self, now_ns: u64, patience_ns: Option<u64>) -> bool {
+        match (patience_ns, self.began_ns) {
+            (Some(patience_ns), Some(began_ns)) => now_ns >= began_ns + patience_ns,
+            _ => self.attempts >= ATTEMPTS_MAX,
         }
     }
 }
@@ -501,7 +570,7 @@ fn work_of(order: &Order, memory: &impl Memory) -> Option<Work> {
 }
 
 impl Current {
-    fn new(origin: Origin, work: Work, next_number: &mut u64) -> Current {
+    fn new(Posted { origin, rkey, work }: Posted, next_number: &mut u64) -> Current {
         let (len, answer_len) = (work.len(), work.answer_len());
         let count = len.div_ceil(PAYLOAD_BYTES_MAX).max(1);
         let piece = |index: usize| {
@@ -512,6 +581,7 @@ impl Current {
                 number: *next_number + index as u64,
                 stamp_ns: None,
                 first_sent_ns: 0,
+                began_ns: None,
                 due_ns: 0,
                 attempts: 0,
                 is_busy: false,
@@ -520,12 +590,13 @@ impl Current {
         };
         let pieces = (0..count).map(piece).collect();
         *next_number += count as u64;
-        Current { origin, work, bytes: vec![0; answer_len], pieces, sent: 0, answered: 0, failed: None }
+        let bytes = vec![0; answer_len];
+        Current { origin, rkey, work, bytes, pieces, sent: 0, answered: 0, failed: None }
     }
 
     /// Returns true if a further packet of the request may be sent for the first time.
     fn may_send(&self) -> bool {
-        self.failed.is_none() && self.sent < self.pieces.len() && self.sent - self.answered < WINDOW
+        self.failed.is_none() && self.sent < self.pieces.len() && self.sent - self.answered < WINDOW_PACKETS
     }
 
     /// Returns the index of the first packet whose retransmission is due.

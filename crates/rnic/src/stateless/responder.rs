@@ -6,12 +6,12 @@ use super::inbox::{AnswerError, Caller, Inbox, Message};
 use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
 use super::record::{AHEAD_NS_MAX, Effect, Record, request_id};
 use super::tag::{self, Grant, Rights, TAG_BYTES};
-use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
+use super::wire::{Kind, NOTE_BYTES, PAYLOAD_BYTES_MAX, Packet, Status};
 use crate::memory::{Access, Memory, Refused};
 use crate::wire::{ICRC_BYTES, Qpn};
 
-/// The time T, in ns: the maximum age, by the responder's clock, at which a write, an atomic or a message can still
-/// take effect. The age counts from the first transmission.
+/// The default of the time T, in ns: the maximum age, by the responder's clock, at which a write, an atomic or a message
+/// can still take effect. The age counts from the first transmission.
 pub const EFFECT_LIFE_NS: u64 = 50_000_000;
 
 /// A responder that keeps no state per requester; see [`super`].
@@ -19,6 +19,8 @@ pub const EFFECT_LIFE_NS: u64 = 50_000_000;
 pub struct Responder {
     epoch: u32,
     secret: [u8; 32],
+    /// T, in ns.
+    effect_life_ns: u64,
     record: Record,
     inbox: Inbox,
     orders: Orders,
@@ -45,13 +47,20 @@ pub struct Counters {
 }
 
 impl Responder {
-    /// Creates a responder. Its keys are derived from `secret`, which must be random and secret. `epoch` is the number
-    /// of this secret.
+    /// Creates a responder whose T is [`EFFECT_LIFE_NS`]. Its keys are derived from `secret`, which must be random and
+    /// secret. `epoch` is the number of this secret.
     pub fn new(epoch: u32, secret: [u8; 32]) -> Responder {
+        Responder::with_effect_life(epoch, secret, EFFECT_LIFE_NS)
+    }
+
+    /// Creates a responder whose T is `effect_life_ns`, as [`Responder::new`] does. With a longer T, requesters bear a
+    /// longer interruption of the network, and the record has more effects.
+    pub fn with_effect_life(epoch: u32, secret: [u8; 32], effect_life_ns: u64) -> Responder {
         Responder {
             epoch,
             secret,
-            record: Record::default(),
+            effect_life_ns,
+            record: Record::new(effect_life_ns),
             inbox: Inbox::default(),
             orders: Orders::default(),
             counters: Counters::default(),
@@ -65,11 +74,11 @@ impl Responder {
         self.orders.end_all();
     }
 
-    /// Returns a grant of `rights` to the memory of key `rkey`, for the requester with address `from` and queue pair
-    /// `qpn`. The responder does not store grants.
+    /// Returns a grant of `rights` to the memory of key `rkey`, or of all keys ([`Rights::AnyKey`]), for the requester
+    /// with address `from` and queue pair `qpn`. The responder does not store grants.
     pub fn grant(&self, from: SocketAddr, qpn: Qpn, rkey: u32, rights: Rights) -> Grant {
         let key = tag::derive(&self.secret, from, qpn, rkey, rights, self.epoch);
-        Grant { qpn, rkey, rights, epoch: self.epoch, key }
+        Grant { qpn, rkey, rights, effect_life_ns: self.effect_life_ns, epoch: self.epoch, key }
     }
 
     /// Returns the packet counters.
@@ -263,12 +272,12 @@ impl Responder {
             payload[..answer.len()].copy_from_slice(answer);
             return Some((*status, answer.len()));
         }
-        let is_message = matches!(packet.kind, Kind::Send | Kind::Call);
+        let is_message = matches!(packet.kind, Kind::Send | Kind::Call | Kind::Rdm);
         if is_message && self.inbox.is_open(&request_id) {
             self.counters.repeated += 1;
             return Some((Status::InProgress, 0));
         }
-        let is_old = packet.stamp_ns.saturating_add(EFFECT_LIFE_NS) < now_ns;
+        let is_old = packet.stamp_ns.saturating_add(self.effect_life_ns) < now_ns;
         if is_old || packet.stamp_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
             self.counters.expired += 1;
             return Some((Status::Expired, 0));
@@ -278,12 +287,22 @@ impl Responder {
             return Some((Status::Busy, 0));
         }
         let executed = match packet.kind {
-            Kind::Rd => write(packet, memory).map(|()| 0),
-            Kind::Send | Kind::Call => {
-                let Packet { rkey, rights, .. } = *packet;
-                let caller = Caller { request_id, rkey, rights, began_ns: now_ns };
-                self.inbox.add(caller, packet.payload, packet.kind == Kind::Call);
-                Ok(0)
+            Kind::Rd => write(packet, packet.len, packet.payload, memory).map(|()| 0),
+            Kind::Send | Kind::Call | Kind::Rdm => {
+                let Packet { kind, rkey, rights, payload, address, .. } = *packet;
+                let (note, bytes) =
+                    payload.split_at(if kind == Kind::Rdm { NOTE_BYTES } else { payload.len() });
+                let written =
+                    if kind == Kind::Rdm { write(packet, bytes.len() as u32, bytes, memory) } else { Ok(()) };
+                written.map(|()| {
+                    let place = match kind {
+                        Kind::Send => (address as u32, (address >> 32) as u32),
+                        _ => (0, note.len() as u32),
+                    };
+                    let caller = Caller { request_id, rkey, rights, began_ns: now_ns };
+                    self.inbox.add(caller, note, place, kind == Kind::Call);
+                    0
+                })
             }
             _ => atomic(packet, memory).map(|old| {
                 payload[..8].copy_from_slice(&old.to_be_bytes());
@@ -303,19 +322,21 @@ impl Responder {
     }
 }
 
-fn write(packet: &Packet<'_>, memory: &impl Memory) -> Result<(), Refused> {
-    let Packet { rkey, address, len, payload, rights, .. } = *packet;
+/// Writes `bytes`, if the grant permits the whole request, of which `len` bytes remain. Also a write of no bytes needs
+/// memory.
+fn write(packet: &Packet<'_>, len: u32, bytes: &[u8], memory: &impl Memory) -> Result<(), Refused> {
+    let Packet { rkey, address, rights, .. } = *packet;
     if !rights.write() {
         return Err(Refused);
     }
     memory.check(rkey, Access::Write, address, u64::from(len))?;
-    memory.write(rkey, address, payload)
+    memory.write(rkey, address, bytes)
 }
 
 /// Executes an atomic, which needs the right to read and to write. Returns the previous value of the word.
 fn atomic(packet: &Packet<'_>, memory: &impl Memory) -> Result<u64, Refused> {
     let Packet { rkey, address, payload, rights, .. } = *packet;
-    if rights != Rights::ReadWrite || !address.is_multiple_of(8) {
+    if !rights.read() || !rights.write() || !address.is_multiple_of(8) {
         return Err(Refused);
     }
     memory.check(rkey, Access::Atomic, address, 8)?;

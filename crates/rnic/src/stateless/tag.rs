@@ -20,6 +20,9 @@ pub enum Rights {
     Write,
     /// Reads and writes.
     ReadWrite,
+    /// Reads and writes of the memory of every key that the responder knows. Each packet names its key, and the tag
+    /// covers this name.
+    AnyKey,
 }
 
 impl Rights {
@@ -34,23 +37,27 @@ impl Rights {
     }
 
     pub(super) fn bits(self) -> u8 {
-        u8::from(self.read()) | u8::from(self.write()) << 1
+        u8::from(self.read()) | u8::from(self.write()) << 1 | u8::from(self == Rights::AnyKey) << 2
     }
 
     pub(super) fn from_bits(bits: u8) -> Option<Rights> {
-        [Rights::Read, Rights::Write, Rights::ReadWrite].into_iter().find(|rights| rights.bits() == bits)
+        let all = [Rights::Read, Rights::Write, Rights::ReadWrite, Rights::AnyKey];
+        all.into_iter().find(|rights| rights.bits() == bits)
     }
 }
 
-/// A requester's permission to access the memory of one key, with the secret key that proves it.
+/// A requester's permission to access the memory of one key, or of all keys ([`Rights::AnyKey`]), with the secret key
+/// that proves it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Grant {
     /// Number of the requester's queue pair.
     pub qpn: Qpn,
-    /// The remote key of the responder's memory.
+    /// The remote key of the responder's memory; has no meaning with [`Rights::AnyKey`].
     pub rkey: u32,
     /// The permitted accesses.
     pub rights: Rights,
+    /// The responder's T in ns: the maximum age of a request that can still take effect.
+    pub effect_life_ns: u64,
     /// Number of the responder's secret from which `key` is derived.
     pub epoch: u32,
     /// Secret key of the packets' tags. Only the requester and the responder may know it.
@@ -65,7 +72,7 @@ impl core::fmt::Debug for Grant {
     }
 }
 
-/// Derives the key of a grant.
+/// Derives the key of a grant. A grant of all keys counts as one of key 0.
 // [ROCE-STATELESS-2]
 pub(super) fn derive(
     secret: &[u8; 32],
@@ -84,6 +91,7 @@ pub(super) fn derive(
     input[17] = rights.bits();
     input[18..20].copy_from_slice(&from.port().to_be_bytes());
     input[20..24].copy_from_slice(&qpn.value().to_be_bytes());
+    let rkey = if rights == Rights::AnyKey { 0 } else { rkey };
     input[24..28].copy_from_slice(&rkey.to_be_bytes());
     input[28..32].copy_from_slice(&epoch.to_be_bytes());
     *blake3::keyed_hash(secret, &input).as_bytes()

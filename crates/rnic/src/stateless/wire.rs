@@ -1,7 +1,7 @@
 //! The packet format of stateless pairs: a transport header, one header for all kinds, a payload, and a tag.
 //!
 //! ```text
-//!   BTH, 12 bytes: opcode 0xe0 to 0xed, queue pair of the requester, packet number = lower bits of `number`
+//!   BTH, 12 bytes: opcode 0xe0 to 0xee, queue pair of the requester, packet number = lower bits of `number`
 //!   0        8        16       24     28     32      36       37        38
 //!  | number | stamp  | address| rkey | len  | epoch | rights | status  | 0  0 |     40 bytes, big-endian
 //!   payload, padded to 4 ─ tag, 16 bytes ─ ICRC, 4 bytes
@@ -18,6 +18,11 @@ const HEADER_BYTES: usize = 40;
 pub const PAYLOAD_BYTES_MAX: usize = 1_024;
 /// Length in bytes of a stateless pair's packet without its payload and padding.
 pub const OVERHEAD_BYTES: usize = BTH_BYTES + HEADER_BYTES + TAG_BYTES + ICRC_BYTES;
+
+/// Length in bytes of the message of a [`Work::WriteNote`](super::Work::WriteNote).
+pub const NOTE_BYTES: usize = 8;
+/// Maximum length in bytes of a message that a [`Work::Send`](super::Work::Send) carries in several packets.
+pub const SEND_BYTES_MAX: usize = 1 << 17;
 
 /// The kind of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,11 +55,40 @@ pub(super) enum Kind {
     Call,
     /// Carries the answer to a [`Kind::Call`], or reports that the call is in progress.
     Calla,
+    /// Receive data with a message: a write of the payload to the responder's memory, and, after it, a message for the
+    /// responder's process, which precedes the payload.
+    Rdm,
+}
+
+/// The end that handles a packet; see [`receiver_of`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Receiver {
+    /// The responder: the packet is a request.
+    Responder,
+    /// The requester: the packet is the answer to a request.
+    Requester,
+}
+
+/// Returns the end that handles a packet, if the packet is a read, a write, an atomic, a message other than a call, or
+/// the answer to one of these; otherwise `None`. Reads only the opcode.
+pub fn receiver_of(packet: &[u8]) -> Option<Receiver> {
+    let opcode = *packet.first()?;
+    // Packets of queue pairs, which pass here too, leave at once.
+    if opcode < Kind::Rd as u8 {
+        return None;
+    }
+    match Kind::from_opcode(opcode)? {
+        Kind::Rd | Kind::Gd | Kind::FetchAdd | Kind::CompareSwap | Kind::Send | Kind::Rdm => {
+            Some(Receiver::Responder)
+        }
+        Kind::Rda | Kind::Gda | Kind::Ata | Kind::Senda => Some(Receiver::Requester),
+        Kind::Wqep | Kind::Ea | Kind::Cqep | Kind::Call | Kind::Calla => None,
+    }
 }
 
 impl Kind {
     /// All kinds, in the order of their opcodes.
-    const ALL: [Kind; 14] = [
+    const ALL: [Kind; 15] = [
         Kind::Rd,
         Kind::Rda,
         Kind::Gd,
@@ -69,6 +103,7 @@ impl Kind {
         Kind::Senda,
         Kind::Call,
         Kind::Calla,
+        Kind::Rdm,
     ];
 
     fn from_opcode(opcode: u8) -> Option<Kind> {
@@ -78,7 +113,7 @@ impl Kind {
     /// Returns the kind of the answer to a request; `None` if packets of this kind are no requests.
     pub(super) fn answer(self) -> Option<Kind> {
         match self {
-            Kind::Rd => Some(Kind::Rda),
+            Kind::Rd | Kind::Rdm => Some(Kind::Rda),
             Kind::Gd => Some(Kind::Gda),
             Kind::Cqep => Some(Kind::Ea),
             Kind::FetchAdd | Kind::CompareSwap => Some(Kind::Ata),
@@ -115,7 +150,8 @@ pub(super) struct Packet<'a> {
     pub(super) stamp_ns: u64,
     pub(super) address: u64,
     pub(super) rkey: u32,
-    /// In a GD, the number of bytes to read; in other packets, the length of the payload in bytes.
+    /// In a GD, the number of bytes to read. In an RD, the number of bytes from `address` to the end of the request, of
+    /// which the packet carries the first ones. In other packets, the length of the payload.
     pub(super) len: u32,
     pub(super) epoch: u32,
     pub(super) rights: Rights,
@@ -142,8 +178,15 @@ impl<'a> Packet<'a> {
             _ => return None,
         };
         let len = u32_at(28);
-        let carried = if kind == Kind::Gd { 0 } else { len as usize };
-        if carried > PAYLOAD_BYTES_MAX || padded.len() != carried.next_multiple_of(4) {
+        let carried = match kind {
+            Kind::Gd => 0,
+            Kind::Rd => (len as usize).min(PAYLOAD_BYTES_MAX),
+            _ => len as usize,
+        };
+        if carried > PAYLOAD_BYTES_MAX
+            || kind == Kind::Rdm && carried < NOTE_BYTES
+            || padded.len() != carried.next_multiple_of(4)
+        {
             return None;
         }
         let packet = Packet {

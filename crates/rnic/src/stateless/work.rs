@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::wire::{Kind, PAYLOAD_BYTES_MAX};
+use super::wire::{Kind, NOTE_BYTES, PAYLOAD_BYTES_MAX, SEND_BYTES_MAX};
 
 /// Maximum number of posted requests.
 pub(super) const POSTED_MAX: usize = 128;
@@ -42,10 +42,20 @@ pub enum Work {
         /// The replacement.
         new: u64,
     },
-    /// Sends a message of at most [`PAYLOAD_BYTES_MAX`] bytes to the responder's process.
+    /// Sends a message of at most [`SEND_BYTES_MAX`] bytes to the responder's process. A message longer than
+    /// [`PAYLOAD_BYTES_MAX`] arrives in several parts, each once and in any order; see
+    /// [`Message`](super::Message).
     Send {
         /// The bytes of the message.
         bytes: Vec<u8>,
+    },
+    /// Writes `bytes`, and sends a message to the responder's process after it, both by one packet. The note and the
+    /// bytes together may have [`PAYLOAD_BYTES_MAX`] bytes.
+    WriteNote {
+        /// Address of the first byte in the responder's memory.
+        address: u64,
+        /// The note and then the bytes to write, as in the packet.
+        note_and_bytes: Vec<u8>,
     },
     /// Sends a message of at most [`PAYLOAD_BYTES_MAX`] bytes to the responder's process, which answers it.
     /// [`Outcome::Success`] returns the answer. Later requests of the requester wait until then.
@@ -61,6 +71,7 @@ impl Work {
         match self {
             Work::Read { address, .. }
             | Work::Write { address, .. }
+            | Work::WriteNote { address, .. }
             | Work::FetchAdd { address, .. }
             | Work::CompareSwap { address, .. } => *address,
             Work::Send { .. } | Work::Call { .. } => 0,
@@ -72,6 +83,7 @@ impl Work {
         match self {
             Work::Read { len, .. } => *len,
             Work::Write { bytes, .. } | Work::Send { bytes } | Work::Call { bytes } => bytes.len(),
+            Work::WriteNote { note_and_bytes, .. } => note_and_bytes.len(),
             Work::FetchAdd { .. } => 8,
             Work::CompareSwap { .. } => 16,
         }
@@ -81,8 +93,30 @@ impl Work {
     pub(super) fn answer_len(&self) -> usize {
         match self {
             Work::Read { len, .. } => *len,
-            Work::Write { .. } | Work::Send { .. } | Work::Call { .. } => 0,
+            Work::Write { .. } | Work::WriteNote { .. } | Work::Send { .. } | Work::Call { .. } => 0,
             Work::FetchAdd { .. } | Work::CompareSwap { .. } => 8,
+        }
+    }
+
+    /// Returns the address and the length in the header of the packet with `len` bytes at `offset`.
+    pub(super) fn place(&self, offset: usize, len: usize) -> (u64, usize) {
+        match self {
+            // The responder checks the rest of the request with each packet, so a refused write changes nothing.
+            Work::Write { address, bytes } => (address.wrapping_add(offset as u64), bytes.len() - offset),
+            Work::Send { bytes } => ((bytes.len() as u64) << 32 | offset as u64, len),
+            _ => (self.address().wrapping_add(offset as u64), len),
+        }
+    }
+
+    /// Returns true if the request exceeds the maximum length of its kind.
+    pub(super) fn is_too_long(&self) -> bool {
+        match self {
+            Work::Send { bytes } => bytes.len() > SEND_BYTES_MAX,
+            Work::Call { bytes } => bytes.len() > PAYLOAD_BYTES_MAX,
+            Work::WriteNote { note_and_bytes, .. } => {
+                !(NOTE_BYTES..=PAYLOAD_BYTES_MAX).contains(&note_and_bytes.len())
+            }
+            _ => false,
         }
     }
 
@@ -97,6 +131,7 @@ impl Work {
         match self {
             Work::Read { .. } => Kind::Gd,
             Work::Write { .. } => Kind::Rd,
+            Work::WriteNote { .. } => Kind::Rdm,
             Work::FetchAdd { .. } => Kind::FetchAdd,
             Work::CompareSwap { .. } => Kind::CompareSwap,
             Work::Send { .. } => Kind::Send,
@@ -115,6 +150,7 @@ impl Work {
         let (first, second) = match self {
             Work::Read { .. } => return &[],
             Work::Write { bytes, .. } | Work::Send { bytes } | Work::Call { bytes } => return &bytes[range],
+            Work::WriteNote { note_and_bytes, .. } => return &note_and_bytes[range],
             Work::FetchAdd { add, .. } => (*add, 0),
             Work::CompareSwap { expected, new, .. } => (*expected, *new),
         };
@@ -141,11 +177,12 @@ pub enum Outcome {
     /// The grant does not permit the access, or the memory does not exist. Parts of a request of several packets may be
     /// done.
     Refused,
-    /// The responder had no room for the request for [`EFFECT_LIFE_NS`](super::EFFECT_LIFE_NS), and did not execute it.
+    /// The responder had no room for the request for T, or for the requester's patience if that is longer, and did not
+    /// execute it.
     /// Parts of a request of several packets may be done.
     Busy,
-    /// The responder does not answer, or the request became older than [`EFFECT_LIFE_NS`](super::EFFECT_LIFE_NS). The
-    /// request is done, done in part, or not done.
+    /// The responder does not answer, or the request became older than T. The request is done, done in part, or not
+    /// done.
     MaybeDone,
 }
 
@@ -160,9 +197,10 @@ pub enum PostError {
     /// The request has 4 GiB or more.
     #[error("the request is too long: it may have at most 4 GiB - 1 bytes")]
     TooLong,
-    /// The message does not fit in one packet.
+    /// The message, or the bytes of a write with a note, exceed their maximum.
     #[error(
-        "the message is too long: it may have at most {PAYLOAD_BYTES_MAX} bytes; write longer data to memory"
+        "the message is too long: a call or a write with a note may have {PAYLOAD_BYTES_MAX} bytes, a message \
+         {SEND_BYTES_MAX}; write longer data to memory"
     )]
     MessageTooLong,
 }

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use halite_rnic::stateless::{Grant, Outcome, Requester, Rights, ServerClock, Work};
+use halite_rnic::stateless::{EFFECT_LIFE_NS, Grant, Outcome, Requester, Rights, ServerClock, Work};
 use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
 use halite_rnic::{Event, Local, Operation, QueuePair, Remote, Request as QpRequest, Source, Status};
 use hdrhistogram::Histogram;
@@ -152,7 +152,8 @@ impl Crowd {
             let requester = match mode {
                 Mode::Stateless => {
                     let key = *keys.get(index as usize).context("the server process gave too few keys")?;
-                    let grant = Grant { qpn, rkey: RKEY, rights: Rights::ReadWrite, epoch: 1, key };
+                    let (rkey, rights, effect_life_ns) = (RKEY, Rights::ReadWrite, EFFECT_LIFE_NS);
+                    let grant = Grant { qpn, rkey, rights, effect_life_ns, epoch: 1, key };
                     Kind::Stateless(Box::new(Requester::new(grant, self.clock.now_ns())))
                 }
                 Mode::Stateful | Mode::Grouped => {

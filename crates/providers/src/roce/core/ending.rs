@@ -11,7 +11,7 @@ use halite_rnic::Cause;
 
 use super::super::connection::Connection;
 use super::super::control::Attempt;
-use super::super::greeting::{MESSAGE_BYTES_MAX, Message};
+use super::super::greeting::{LEFT_BYTES_MAX, Message};
 use super::super::line::LineEvent;
 use super::super::{lock, write};
 use super::{Core, NEVER};
@@ -68,7 +68,7 @@ impl Core {
         }
         // Closing a socket with unread input resets it, and the last message would be lost.
         while let Some(LineEvent::Message(_)) = control.receive(connection.token) {}
-        let rest = connection.rest(&self.registered, MESSAGE_BYTES_MAX);
+        let rest = connection.rest(&self.registered, LEFT_BYTES_MAX);
         let is_sent =
             rest.and_then(Message::left_with).is_some_and(|left| control.send_last(connection.token, &left));
         drop(control);
@@ -99,6 +99,9 @@ impl Core {
             table.peers.remove(&connection.peer);
             for qpn in connection.qpns() {
                 table.lanes.remove(&qpn.value());
+            }
+            for qpn in connection.their_qpns {
+                table.requesters.remove(&(connection.address, qpn.value()));
             }
             if table.peers.is_empty() {
                 // Without connections, no queue pair has a deadline. A new queue pair enters the table before it sets a

@@ -9,10 +9,11 @@ use halite_rnic::{Config, Congestion, Mtu, Retry};
 
 use super::super::connection::{Connection, QUEUE_MAX};
 use super::super::control::{Accepted, Attempt, Control, Handshake};
-use super::super::greeting::{Message, Offer};
+use super::super::greeting::{Grants, Message, Offer};
 use super::super::line::LineEvent;
 use super::super::port::Batch;
 use super::super::ports::PortUse;
+use super::super::stateless::agree;
 use super::super::{LANES, SEND_BYTES_MAX, lock, write};
 use super::ending::end_reason;
 use super::{Core, NEVER};
@@ -137,11 +138,14 @@ impl Core {
                 }
                 (
                     Handshake::Dialled { attempt, offer, port_use, .. },
-                    LineEvent::Message(Message::Accept { offer: theirs, hello }),
+                    LineEvent::Message(Message::Accept { offer: theirs, grants, hello }),
                 ) => {
                     let (attempt, offer, port_use) = (attempt.clone(), *offer, port_use.clone());
                     if !offer.suits(&theirs) {
                         return self.fail(control, token, "its address is of another IP version than ours");
+                    }
+                    if agree(&offer, &theirs).0 != grants.is_some() {
+                        return self.refuse(control, token, "its grants do not match the offers");
                     }
                     let address = Some(attempt.address.clone());
                     let is_elsewhere = control.own_address(token).is_some();
@@ -153,6 +157,7 @@ impl Core {
                         is_elsewhere,
                         now_ns,
                     );
+                    self.install(&connection, grants);
                     let deadline_ns = self.handshake_deadline_ns();
                     let number = attempt.number;
                     if let Some(handshake) = control.handshake(token) {
@@ -165,17 +170,24 @@ impl Core {
                     }
                     if is_elsewhere {
                         self.add_deadline(now_ns);
-                        self.send_early_ready(control, token, number);
+                        self.send_early_ready(control, &connection, number);
                     } else {
                         self.make_ready(control, &connection);
                     }
                 }
-                (Handshake::Agreed { connection, attempt: None, .. }, LineEvent::Message(Message::Ready)) => {
+                (
+                    Handshake::Agreed { connection, attempt: None, .. },
+                    LineEvent::Message(Message::Ready { grants }),
+                ) if grants.is_some() == connection.is_stateless() => {
                     let connection = connection.clone();
+                    self.install(&connection, grants);
                     self.handle_ready(control, token, &connection);
                 }
-                (Handshake::Connected(connection), LineEvent::Message(Message::Ready)) => {
+                (Handshake::Connected(connection), LineEvent::Message(Message::Ready { grants }))
+                    if grants.is_some() == connection.is_stateless() =>
+                {
                     let connection = connection.clone();
+                    self.install(&connection, grants);
                     self.bring_up(&connection);
                 }
                 (Handshake::Connected(connection), LineEvent::Message(Message::Left { packets })) => {
@@ -229,18 +241,20 @@ impl Core {
         };
         let port_use = self.port_use();
         let ours = control
-            .offer(port_use.port().at(own), mtu, self.config.selective)
+            .offer(port_use.port().at(own), mtu, self.config.selective, self.config.responder)
             .map_err(|error| error.to_string())?;
         if !ours.suits(&theirs) {
             control.withdraw(&ours);
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
         }
         let connection = self.connect(token, (&ours, port_use), &theirs, (hello, None), false, now_ns);
+        let grants = connection.grants();
         // The dialling end may be a replay, so it gets no later deadline than a silent one.
         let deadline_ns = self.handshake_deadline_ns();
         if let Some(handshake) = control.handshake(token) {
             *handshake = Handshake::Agreed { connection, attempt: None, has_sent_ready: false, deadline_ns };
-            control.send(token, &Message::Accept { offer: ours, hello: self.config.hello.clone() });
+            let hello = self.config.hello.clone();
+            control.send(token, &Message::Accept { offer: ours, grants, hello });
         }
         Ok(())
     }
@@ -260,7 +274,7 @@ impl Core {
         let selective = ours.selective && theirs.selective;
         let tells_waits = selective && ours.tells_waits && theirs.tells_waits;
         let is_elsewhere = !self.ports.is_of_this_host(theirs.address.ip());
-        if tells_waits && is_elsewhere {
+        if tells_waits && is_elsewhere || agree(ours, theirs).0 {
             port_use.port().stamp();
         }
         let config = Config {
@@ -296,12 +310,25 @@ impl Core {
         for (index, qpn) in connection.qpns().into_iter().enumerate() {
             table.lanes.insert(qpn.value(), (connection.clone(), index));
         }
+        if connection.is_stateless() {
+            for (index, qpn) in connection.their_qpns.into_iter().enumerate() {
+                table.requesters.insert((connection.address, qpn.value()), (connection.clone(), index));
+            }
+        }
         table.peers.insert(peer, connection.clone());
         drop(table);
         let sharing = &connection.port_use.port().sharing;
         sharing.join(&connection);
         self.share(sharing, now_ns);
         connection
+    }
+
+    /// Installs the peer's grants, and sends the requests that have waited for them.
+    fn install(&self, connection: &Connection, grants: Option<Grants>) {
+        if let Some(grants) = grants {
+            connection.install(&grants, self.config.lease);
+            self.add_deadline(self.now_ns());
+        }
     }
 
     /// Returns the maximum payload of packets to a host: the configured value, or less if the route permits less.
@@ -351,13 +378,13 @@ impl Core {
 
     /// Sends Ready to the first address of an attempt that answers, without waiting for the answer to the probe, which
     /// saves a round trip. The other end brings its connection up when it has received both Ready and a packet.
-    fn send_early_ready(&self, control: &mut Control, token: u64, number: u64) {
+    fn send_early_ready(&self, control: &mut Control, connection: &Connection, number: u64) {
         if control.has_sent_ready(number) {
             return;
         }
-        if let Some(Handshake::Agreed { has_sent_ready, .. }) = control.handshake(token) {
+        if let Some(Handshake::Agreed { has_sent_ready, .. }) = control.handshake(connection.token) {
             *has_sent_ready = true;
-            control.send(token, &Message::Ready);
+            control.send(connection.token, &Message::Ready { grants: connection.grants() });
         }
     }
 
@@ -385,7 +412,7 @@ impl Core {
         *handshake = Handshake::Connected(connection.clone());
         control.forget_attempt(number);
         if !has_sent_ready {
-            control.send(connection.token, &Message::Ready);
+            control.send(connection.token, &Message::Ready { grants: connection.grants() });
         }
         self.bring_up(connection);
     }

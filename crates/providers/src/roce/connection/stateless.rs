@@ -1,0 +1,141 @@
+//! The steps of a stateless lane: what [`super::super::stateless`] needs from the connection, the socket and the memory.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use halite_rnic::stateless::{OVERHEAD_BYTES, PAYLOAD_BYTES_MAX};
+
+use super::super::greeting::Grants;
+use super::super::lock;
+use super::super::memory::View;
+use super::super::stateless::{PART_BYTES, StatelessLane};
+use super::{Connection, Lane, LaneContext};
+
+/// Maximum length of a packet of a stateless lane in bytes.
+const PACKET_BYTES_MAX: usize = OVERHEAD_BYTES + PAYLOAD_BYTES_MAX;
+
+impl Connection {
+    /// Returns the keys with which the peer accesses all registered memory of this end; `None` if the lanes are stateful.
+    pub(in crate::roce) fn grants(&self) -> Option<Grants> {
+        let port = self.port_use.port();
+        self.is_stateless().then(|| lock(&port.responder).grants(self.address, self.their_qpns))
+    }
+
+    /// Installs the peer's grants in stateless lanes, unless they have some.
+    pub(in crate::roce) fn install(&self, grants: &Grants, patience: Duration) {
+        for ((lane, grant), qpn) in self.lanes.iter().zip(grants).zip(self.qpns) {
+            let mut lane = lock(lane);
+            // The number of the first packet is random, so no earlier requester used the numbers after it.
+            let first_number = u64::from(lane.first_psn.value()) << 32;
+            if let Some(stateless) = &mut lane.stateless {
+                stateless.grant(qpn, grant, first_number, patience.as_nanos() as u64);
+            }
+        }
+    }
+
+    /// Returns the number of request packets that stateless lanes have sent, of retransmissions among these, and of
+    /// packets that have arrived on these lanes.
+    pub(in crate::roce) fn stateless_packets(&self) -> [u64; 3] {
+        let of_lane =
+            |lane: &Mutex<Lane>| lock(lane).stateless.as_ref().map_or([0; 3], StatelessLane::packets);
+        let [one, other] = self.lanes.each_ref().map(of_lane);
+        std::array::from_fn(|index| one[index] + other[index])
+    }
+
+    /// Returns the smoothed round trip of stateless lanes in ns; `None` before the first measurement.
+    pub(in crate::roce) fn stateless_round_trip_ns(&self) -> Option<u64> {
+        lock(self.clock.as_ref()?).round_trip_ns()
+    }
+}
+
+/// The caller holds the lock of the lane.
+impl Lane {
+    /// Fills a stateless lane with the waiting requests whose turn it is.
+    fn fill_stateless(&mut self) {
+        let (backlog, divided, part_bytes) = (&mut self.backlog, &mut self.divided, PART_BYTES.into());
+        let Some(stateless) = &mut self.stateless else { return };
+        stateless.fill(|| {
+            backlog.pop(part_bytes, |waiting| {
+                divided.insert(waiting.request.id, false);
+                waiting.divide(part_bytes)
+            })
+        });
+    }
+
+    /// Answers requests of stateless lanes that arrived from `from` at the given times in ns. Returns the number of those
+    /// that the peer sent.
+    pub(in crate::roce) fn answer_requests<'p>(
+        &mut self,
+        connection: &Connection,
+        context: LaneContext<'_>,
+        from: SocketAddr,
+        mut packets: impl Iterator<Item = (u64, &'p [u8])>,
+    ) -> u64 {
+        let Lane { stateless: Some(stateless), held, singly_until_ns, .. } = self else { return 0 };
+        let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
+        let view = View { registered: context.registered, salt: *salt, held };
+        let ends = (*own_address, *address);
+        let singly = context.now_ns < *singly_until_ns;
+        let mut responder = lock(&port_use.port().responder);
+        let mut handled = 0;
+        let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, |buffer| {
+            packets.by_ref().find_map(|(arrived_ns, packet)| {
+                // After the end of the connection, the peer has no access.
+                let body = connection.open(from, packet).filter(|_| !connection.has_ended.load(Relaxed))?;
+                if stateless.has_ended() {
+                    return None;
+                }
+                let (len, message) = responder.handle(arrived_ns, from, body, &view, buffer)?;
+                handled += 1;
+                if let Some(message) = message {
+                    stateless.handle_message(message);
+                }
+                Some(len)
+            })
+        });
+        stateless.add_arrived(handled);
+        self.trains_refused += refused;
+        handled
+    }
+
+    /// Handles answers to requests of a stateless lane that arrived from `from` at the given times in ns. Returns the
+    /// number of those that the peer sent.
+    pub(in crate::roce) fn handle_answers<'p>(
+        &mut self,
+        connection: &Connection,
+        context: LaneContext<'_>,
+        from: SocketAddr,
+        packets: impl Iterator<Item = (u64, &'p [u8])>,
+    ) -> u64 {
+        let Lane { stateless: Some(stateless), held, .. } = self else { return 0 };
+        let Some(clock) = &connection.clock else { return 0 };
+        let view = View { registered: context.registered, salt: connection.salt, held };
+        let is_ours = |(arrived_ns, packet): &(u64, &[u8])| {
+            let body = connection.open(from, packet);
+            body.is_some_and(|body| stateless.handle_answer(*arrived_ns, &mut lock(clock), body, &view))
+        };
+        let handled = packets.filter(is_ours).count() as u64;
+        stateless.add_arrived(handled);
+        handled
+    }
+
+    /// Sends the packets of a stateless lane that are due. Returns the time of the next timer, in ns.
+    pub(super) fn transmit_stateless(
+        &mut self,
+        connection: &Connection,
+        now_ns: u64,
+        singly: bool,
+    ) -> Option<u64> {
+        let clock = *lock(connection.clock.as_ref()?);
+        let Connection { outwards, address, own_address, port_use, .. } = connection;
+        let ends = (*own_address, *address);
+        let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, |buffer| {
+            self.fill_stateless();
+            self.stateless.as_mut()?.poll_transmit(now_ns, &clock, buffer)
+        });
+        self.trains_refused += refused;
+        self.stateless.as_ref()?.poll_timeout()
+    }
+}
