@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use halite::blocking::Session;
 use halite::{
@@ -228,6 +228,13 @@ fn message(id: u64, body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_le_bytes()[..], &id.to_le_bytes(), body].concat()
 }
 
+/// Numbers of rounds: so many, or as many as fit into the seconds in `HALITE_GARBAGE_S` (`.ci/deep garbage`).
+fn rounds(usual: u64) -> impl Iterator<Item = u64> {
+    let seconds = std::env::var("HALITE_GARBAGE_S").ok().map(|seconds| seconds.parse().unwrap());
+    let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    (0..).take_while(move |&round| until.map_or(round < usual, |until| Instant::now() < until))
+}
+
 #[test]
 fn a_client_that_sends_garbage_harms_only_itself() {
     let scratch = Scratch::new("garbage");
@@ -249,7 +256,7 @@ fn a_client_that_sends_garbage_harms_only_itself() {
     assert_eq!(answer, hello(version));
 
     let mut random = Rng::with_seed(40);
-    for round in 0..400 {
+    for round in rounds(400) {
         let mut stream = connect();
         let mut sent = if round % 4 > 0 { hello(version) } else { Vec::new() };
         for id in 0..random.u64(1..8) {
@@ -312,7 +319,7 @@ fn garbage_in_shared_memory_ends_only_its_own_session() {
     let wake = message(u64::MAX, &[]);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let mut random = Rng::with_seed(41);
-    for round in 0..100_u64 {
+    for round in rounds(100) {
         let mut stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
         stream.write_all(&hello).unwrap();
         let [requests, replies] = shared_memory(&stream);
