@@ -228,6 +228,14 @@ pub enum RegionCause {
     /// The region would be left without a master.
     #[error("the region would have no master left; add another master first")]
     LastMaster,
+    /// The region's permissions name the maximum number of principals.
+    #[error(
+        "the region's permissions already name {max} principals, the maximum; grant to everyone, or let several users have one principal"
+    )]
+    TooManyGrants {
+        /// Maximum number of principals that a region's permissions name.
+        max: u64,
+    },
     /// The session's own node is leaving or has left.
     #[error("node {0}, which serves this session, has ended or has left the cluster")]
     NodeClosed(NodeId),
@@ -325,6 +333,7 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::Sealed => RegionCause::Sealed,
             ErrorReply::TooManyWatchers { max } => RegionCause::TooManyWatchers { max },
             ErrorReply::LastMaster => RegionCause::LastMaster,
+            ErrorReply::TooManyGrants { max } => RegionCause::TooManyGrants { max },
             ErrorReply::TooManyPieces { pieces, max } => RegionCause::TooManyPieces { pieces, max },
             ErrorReply::BadChunkSize(chunk_bytes) => RegionCause::BadChunkSize { chunk_bytes },
             ErrorReply::NodeClosed(node) => RegionCause::NodeClosed(node),

@@ -53,7 +53,7 @@ pub(crate) const STREAM_BYTES_MIN: usize = 32 << 10;
 /// quicker than line by line from the cache of the core that wrote them.
 ///
 /// # Safety
-/// The conditions of [`copy`] hold, and the ranges do not overlap.
+/// The conditions of [`copy`] hold. If the ranges overlap, the target's bytes afterwards are unspecified.
 pub(crate) unsafe fn stream(target: *mut u8, source: *const u8, len: usize) {
     // SAFETY: per the caller.
     unsafe { machine::stream(target, source, len) }

@@ -133,8 +133,8 @@ impl Window {
     }
 
     /// Copies `len` bytes from `source_offset` in `source` to `offset` in this window. If both windows belong to the
-    /// same [`Segment`] value and the ranges overlap, the result is that of a copy through a private buffer. The method
-    /// does not detect an overlap of two mappings of one memfd.
+    /// same [`Segment`] value and the ranges overlap, the result is that of a copy through a private buffer. If two mappings
+    /// of one memfd overlap, the bytes of the overlap are unspecified.
     #[inline]
     pub fn copy_from(
         &self,
@@ -147,7 +147,7 @@ impl Window {
         let is_apart = !Arc::ptr_eq(&self.segment, &source.segment);
         let source = source.range(source_offset, len)?;
         if len >= copy::STREAM_BYTES_MIN as u64 && self.segment.streams() && is_apart {
-            // SAFETY: range() checked both sides, which are two mappings.
+            // SAFETY: range() checked both sides.
             unsafe { copy::stream(target.as_ptr(), source.as_ptr(), len as usize) };
             return Ok(());
         }

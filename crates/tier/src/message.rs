@@ -687,6 +687,14 @@ pub enum ErrorReply {
     /// No principal would be left to free the region or to grant permissions.
     #[error("the region would lose its last master; give another principal that permission first")]
     LastMaster,
+    /// The region's access list names the maximum number of principals.
+    #[error(
+        "the region's permissions already name {max} principals, the maximum; grant to everyone, or use one principal for several users"
+    )]
+    TooManyGrants {
+        /// Maximum number of principals that a region's permissions name.
+        max: u64,
+    },
     /// The region would consist of more pieces (extents) than the maximum.
     #[error("the region would have {pieces} pieces, and the maximum is {max}: use larger chunks")]
     TooManyPieces {

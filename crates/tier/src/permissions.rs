@@ -58,6 +58,9 @@ pub enum Grantee {
     Everyone,
 }
 
+/// Maximum number of principals that a region's access list names, so that descriptions of regions stay short.
+pub const NAMED_MAX: usize = 1024;
+
 /// The permissions of all principals on one region.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AccessList {
@@ -92,6 +95,14 @@ impl AccessList {
     pub fn has_master(&self) -> bool {
         let named = self.named.iter().any(|(_, held)| held.contains(Permissions::MASTER));
         named || self.everyone.contains(Permissions::MASTER)
+    }
+
+    /// Returns true if the list can name `who`, or names it already.
+    pub fn has_room(&self, who: &Grantee) -> bool {
+        match who {
+            Grantee::Everyone => true,
+            Grantee::Principal(principal) => self.named.len() < NAMED_MAX || self.find(principal).is_ok(),
+        }
     }
 
     /// Adds these permissions to those of `who`.

@@ -55,10 +55,7 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     }
     let place = client.session.stat(&args.name);
     let place = place.map_or_else(
-        |_| {
-            "a part may have moved; `halite stat NAME` shows where the bytes are, once the nodes are in reach"
-                .to_owned()
-        },
+        |_| format!("a part may have moved; `{stat}` shows where the bytes are, once the nodes are in reach"),
         |region| place_of(&region),
     );
     let outcome = match moved {

@@ -1,13 +1,14 @@
 //! Sessions of this process that are attached to nodes in other processes.
 
-use std::io::{IoSliceMut, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
 
 use halite::blocking::Session;
 use halite::{
@@ -18,7 +19,10 @@ use halite::{
 use fastrand::Rng;
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 
 use crate::support::{Process, Running, Scratch, bytes, eventually};
 
@@ -228,6 +232,13 @@ fn message(id: u64, body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_le_bytes()[..], &id.to_le_bytes(), body].concat()
 }
 
+/// Numbers of rounds: so many, or as many as fit into the seconds in `HALITE_GARBAGE_S` (`.ci/deep garbage`).
+fn rounds(usual: u64) -> impl Iterator<Item = u64> {
+    let seconds = std::env::var("HALITE_GARBAGE_S").ok().map(|seconds| seconds.parse().unwrap());
+    let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    (0..).take_while(move |&round| until.map_or(round < usual, |until| Instant::now() < until))
+}
+
 #[test]
 fn a_client_that_sends_garbage_harms_only_itself() {
     let scratch = Scratch::new("garbage");
@@ -249,7 +260,7 @@ fn a_client_that_sends_garbage_harms_only_itself() {
     assert_eq!(answer, hello(version));
 
     let mut random = Rng::with_seed(40);
-    for round in 0..400 {
+    for round in rounds(400) {
         let mut stream = connect();
         let mut sent = if round % 4 > 0 { hello(version) } else { Vec::new() };
         for id in 0..random.u64(1..8) {
@@ -274,12 +285,77 @@ fn a_client_that_sends_garbage_harms_only_itself() {
     let mut long = connect();
     long.write_all(&[&hello(version)[..], &[0xFF; 12]].concat()).unwrap();
     long.read_to_end(&mut Vec::new()).unwrap();
+    // So does a wake-up, which has no body.
+    let mut wake = connect();
+    wake.write_all(&[hello(version), message(u64::MAX, b"body")].concat()).unwrap();
+    wake.read_to_end(&mut Vec::new()).unwrap();
+    // Connections that never say hello make room for others.
+    let mut silent: Vec<_> = (0..300).map(|_| connect()).collect();
+    silent[0].read_to_end(&mut Vec::new()).unwrap();
+    drop(Session::attach(scratch.cluster()).unwrap());
 
     polite.write(lh, 0, b"still here").unwrap();
     assert_eq!(
         polite.list().unwrap().iter().filter(|region| region.name.as_deref() == Some("salt")).count(),
         1
     );
+    scratch.ok("down");
+}
+
+/// A socket that blocks its last closer for minutes, because its peer does not read.
+fn lingering() -> (TcpListener, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(600))).unwrap();
+    (listener, stream)
+}
+
+#[test]
+fn a_descriptor_from_a_client_does_not_block_the_node() {
+    let scratch = Scratch::new("descriptors");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let polite = Session::attach(scratch.cluster()).unwrap();
+    let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
+    let hello = message(0, &[b"halite\0s".as_slice(), &7_u16.to_le_bytes()].concat());
+    // Instead of a hello, and after one.
+    for before in [&[], &hello[..]] {
+        let mut stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.write_all(before).unwrap();
+        let (_listener, lingering) = lingering();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [lingering.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        rustix::net::sendmsg(&stream, &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL).unwrap();
+        drop(lingering);
+        let _ = stream.read_to_end(&mut Vec::new());
+        polite.write(lh, 0, b"still here").unwrap();
+    }
+    scratch.ok("down");
+}
+
+#[test]
+fn long_operations_of_one_session_leave_turns_to_others() {
+    const LEN: u64 = 64 << 20;
+    let scratch = Scratch::new("turns");
+    scratch.ok("up --nodes 1 --arena 128M --detach");
+    let [polite, greedy] = [0, 1].map(|_| Session::attach(scratch.cluster()).unwrap());
+    let lh = greedy.alloc(Some("filled"), LEN, Placement::Local, Permissions::all()).unwrap();
+    let seen = polite.map("filled", Permissions::READ).unwrap();
+    let mut fills: Vec<_> = (0..100).map(|_| Box::pin(greedy.as_async().fill(lh, 0, LEN, 1))).collect();
+    let mut continue_all = || {
+        fills.retain_mut(|fill| fill.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        fills.len()
+    };
+    continue_all();
+    (0..20).for_each(|_| polite.read(seen, 0, &mut [0]).unwrap());
+    assert!(continue_all() > 0, "all fills ended before 20 reads of another session");
+    while continue_all() > 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     scratch.ok("down");
 }
 
@@ -308,11 +384,11 @@ fn garbage_in_shared_memory_ends_only_its_own_session() {
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
-    let hello = message(0, &[b"halite\0s".as_slice(), &6_u16.to_le_bytes()].concat());
+    let hello = message(0, &[b"halite\0s".as_slice(), &7_u16.to_le_bytes()].concat());
     let wake = message(u64::MAX, &[]);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let mut random = Rng::with_seed(41);
-    for round in 0..100_u64 {
+    for round in rounds(100) {
         let mut stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
         stream.write_all(&hello).unwrap();
         let [requests, replies] = shared_memory(&stream);

@@ -61,7 +61,7 @@ fn put_on_node_1(scratch: &Scratch, content: &[u8]) -> PathBuf {
 fn a_node_with_few_addresses_has_a_smaller_arena() {
     let scratch = Scratch::new("addresses");
     let _up = up_after(&scratch, "ulimit -v 1500000", "--nodes 2 --arena 4G");
-    let content = bytes(100 << 20);
+    let content = bytes(20 << 20);
     let from = put_on_node_1(&scratch, &content);
     // More memory than the node can get: what it has already stays usable, and is shown.
     let large = std::fs::File::create(scratch.file("large")).unwrap();

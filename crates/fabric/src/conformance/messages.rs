@@ -64,8 +64,11 @@ pub fn an_endless_sender_does_not_starve_others(harness: &dyn Harness) {
             let CompletionKind::Received { imm, .. } = completion.kind else { panic!("{completion:?}") };
             missing -= usize::from(imm > 0);
         }
+        if missing == 0 {
+            return;
+        }
         send_more();
         harness.settle();
     }
-    assert_eq!(missing, 0);
+    panic!("{missing} of {} messages are missing", others.len());
 }

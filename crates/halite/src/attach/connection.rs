@@ -6,20 +6,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use halite_tier::quota::{Quota, QuotaExceeded};
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use self::ring::{RING_BYTES, Ring};
 use super::desk::Desk;
 use super::requests::carry_out;
+use super::socket::Socket;
 use super::{OperationId, OperationWaker, Ready};
 use crate::metrics::Account;
 use crate::session::attached::entry::{WAKE_ID, slot_of};
@@ -49,7 +50,7 @@ pub(super) struct Peer {
 }
 
 pub(super) struct Connection {
-    stream: UnixStream,
+    socket: Socket,
     client: u64,
     peer: Peer,
     ready: Arc<Ready>,
@@ -79,8 +80,14 @@ pub(super) struct Connection {
     unsent: usize,
     /// Total length of the requests in progress, in bytes.
     requested: usize,
+    /// Operations that can continue.
+    woken: VecDeque<u64>,
     /// Operations that wait until the client reads replies, because their results would use more memory of the node.
     stalled: Vec<u64>,
+    /// True if messages of `input` wait for room.
+    waits_for_room: bool,
+    /// True if there is something to do in the client's next turn.
+    wants_turn: bool,
     /// Numbers of operations started, and of requests refused because of a quota, since the last
     /// [`Connection::take_counts`].
     counts: [u64; 2],
@@ -97,9 +104,9 @@ struct Operation {
 }
 
 impl Connection {
-    pub(super) fn new(stream: UnixStream, client: u64, peer: Peer, ready: Arc<Ready>) -> Connection {
+    pub(super) fn new(socket: Socket, client: u64, peer: Peer, ready: Arc<Ready>) -> Connection {
         Connection {
-            stream,
+            socket,
             client,
             peer,
             ready,
@@ -117,7 +124,10 @@ impl Connection {
             sent: 0,
             unsent: 0,
             requested: 0,
+            woken: VecDeque::new(),
             stalled: Vec::new(),
+            waits_for_room: false,
+            wants_turn: false,
             counts: [0; 2],
             is_refused: false,
             interest: epoll::EventFlags::IN,
@@ -193,17 +203,13 @@ impl Connection {
 
     /// Receives at most one slice from the socket.
     pub(super) fn receive(&mut self, slice: &mut [u8]) -> Result<(), Over> {
-        match rustix::net::recv(&self.stream, &mut *slice, RecvFlags::empty()) {
-            Ok((0, _)) => Err(Over),
-            Ok((count, _)) => {
-                let skipped = count.min(self.skipped);
-                self.skipped -= skipped;
-                self.input.extend_from_slice(&slice[skipped..count]);
-                Ok(())
-            }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            Err(_) => Err(Over),
+        if let Some(count) = self.socket.receive(slice)? {
+            let skipped = count.min(self.skipped);
+            self.skipped -= skipped;
+            self.input.extend_from_slice(&slice[skipped..count]);
+            self.wants_turn = true;
         }
+        Ok(())
     }
 
     /// Returns true if the client has sent its hello, and no session is open yet. Answers a hello of another version.
@@ -254,8 +260,37 @@ impl Connection {
         answer.ok()
     }
 
-    /// Starts the operations whose requests are complete, as far as the bounds allow.
-    pub(super) fn advance(&mut self) -> Result<(), Over> {
+    /// Returns true if there is something to do in the client's next turn.
+    pub(super) fn wants_turn(&self) -> bool {
+        self.wants_turn
+    }
+
+    /// Continues an operation in the client's next turn.
+    pub(super) fn wake(&mut self, request: u64) {
+        self.woken.push_back(request);
+        self.wants_turn = true;
+    }
+
+    /// Continues operations that can continue, and starts those whose requests are complete, as far as the bounds
+    /// allow. Ends the turn after `until`.
+    pub(super) fn take_turn(&mut self, until: Instant) -> Result<(), Over> {
+        self.wants_turn = false;
+        if !self.is_stalled() {
+            self.woken.extend(std::mem::take(&mut self.stalled));
+        }
+        // An operation that yields is woken again, for a later turn.
+        for _ in 0..self.woken.len() {
+            if Instant::now() >= until {
+                self.wants_turn = true;
+                return Ok(());
+            }
+            let request = self.woken.pop_front().expect("the loop counts them");
+            self.poll(request)?;
+        }
+        self.advance(until)
+    }
+
+    fn advance(&mut self, until: Instant) -> Result<(), Over> {
         if !self.is_attached() {
             return Ok(());
         }
@@ -266,10 +301,16 @@ impl Connection {
         while self.has_room()
             && let Some((id, len)) = wire::peek(&input[at..]).map_err(|_| Over)?
         {
+            if at > 0 && Instant::now() >= until {
+                self.wants_turn = true;
+                break;
+            }
             if id == WAKE_ID {
-                let Some(message) = wire::split(&input[at..]).map_err(|_| Over)? else { break };
+                if len > wire::HEADER_BYTES {
+                    return Err(Over);
+                }
                 self.wake_ring();
-                at += message.len;
+                at += len;
                 self.drain_ring()?;
                 continue;
             }
@@ -294,6 +335,7 @@ impl Connection {
             at += len;
             self.drain_ring()?;
         }
+        self.waits_for_room = !self.has_room();
         self.input = input;
         self.input.drain(..at);
         if self.input.is_empty() {
@@ -351,7 +393,7 @@ impl Connection {
     }
 
     /// Polls an operation if it is still in progress.
-    pub(super) fn poll(&mut self, request: u64) -> Result<(), Over> {
+    fn poll(&mut self, request: u64) -> Result<(), Over> {
         if self.is_stalled() {
             self.stalled.push(request);
             return Ok(());
@@ -386,13 +428,13 @@ impl Connection {
         self.charge();
     }
 
-    /// Sends the bytes that the socket accepts, at most those of one turn. Then starts operations that waited for room.
+    /// Sends the bytes that the socket accepts, at most those of one turn.
     pub(super) fn flush(&mut self) -> Result<(), Over> {
         let mut sent_in_turn = 0;
         while let Some(first) = self.output.front()
             && sent_in_turn < SENT_MAX
         {
-            match send(&self.stream, &first[self.sent..], self.fds.as_ref()) {
+            match send(&self.socket, &first[self.sent..], self.fds.as_ref()) {
                 Ok(count) => {
                     self.fds = None;
                     self.sent += count;
@@ -411,13 +453,7 @@ impl Connection {
         if self.is_refused && self.output.is_empty() {
             return Err(Over);
         }
-        if !self.is_stalled() {
-            for request in std::mem::take(&mut self.stalled) {
-                self.poll(request)?;
-            }
-        }
-        // Requests may have waited for room. New replies are sent in the next turn.
-        self.advance()?;
+        self.wants_turn |= self.may_continue() || self.waits_for_room && self.has_room();
         self.charge();
         Ok(())
     }
@@ -425,13 +461,13 @@ impl Connection {
     /// Registers with epoll for the events that the connection waits for.
     pub(super) fn set_interest(&mut self, epoll: &OwnedFd, client: u64) -> Result<(), Over> {
         let mut interest = epoll::EventFlags::empty();
-        interest.set(epoll::EventFlags::IN, self.has_room());
+        interest.set(epoll::EventFlags::IN, self.has_room() && !self.wants_turn);
         interest.set(epoll::EventFlags::OUT, !self.output.is_empty());
         if interest == self.interest {
             return Ok(());
         }
         self.interest = interest;
-        epoll::modify(epoll, &self.stream, epoll::EventData::new_u64(client), interest).map_err(|_| Over)
+        epoll::modify(epoll, &self.socket, epoll::EventData::new_u64(client), interest).map_err(|_| Over)
     }
 }
 
@@ -450,7 +486,7 @@ impl Drop for Connection {
 }
 
 /// Sends bytes, with descriptors if there are any.
-fn send(stream: &UnixStream, bytes: &[u8], fds: Option<&[OwnedFd; 2]>) -> Result<usize, Errno> {
+fn send(stream: &Socket, bytes: &[u8], fds: Option<&[OwnedFd; 2]>) -> Result<usize, Errno> {
     let Some(fds) = fds else { return rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);

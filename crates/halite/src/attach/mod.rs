@@ -8,7 +8,8 @@
 //!
 //! One thread serves all clients. It polls the shared memory of active clients, and the node while operations of these
 //! clients are in progress; otherwise it sleeps in epoll. In each turn it receives at most one slice from each readable
-//! socket, and polls the futures whose wakers were called. A short access through shared memory needs no future. For
+//! socket, and then works for each client that has something to do. The users with such clients share the time evenly
+//! ([`server`]). A short access through shared memory needs no future. For
 //! each client, the node keeps an ordinary session of the client's principal ([`crate::session`]), which checks each
 //! operation as it does for an application of this process. When a connection ends, its session is dropped with all its
 //! resources.
@@ -27,6 +28,7 @@ mod connection;
 mod desk;
 mod requests;
 mod server;
+mod socket;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -41,6 +43,7 @@ use halite_tier::quota::Amounts;
 use rustix::event::{EventfdFlags, eventfd};
 
 use self::server::Server;
+use self::socket::Closer;
 use crate::cluster::cluster_dir::AttachSocket;
 use crate::cluster::config::PrincipalRule;
 use crate::driver::Driver;
@@ -76,9 +79,10 @@ impl Attach {
     ) -> io::Result<Attach> {
         let ready = Arc::new(Ready::new()?);
         let epoll = server::epoll(&socket, &ready)?;
-        let of_thread = ready.clone();
-        let server =
-            move || Server::new(epoll, socket, (node, driver, open), of_thread, (sessions, policy)).run();
+        let (of_thread, closer) = (ready.clone(), Closer::start()?);
+        let server = move || {
+            Server::new(epoll, socket, (node, driver, open), of_thread, (sessions, policy), closer).run()
+        };
         let thread = threads::spawn("halite-attach", server)?;
         Ok(Attach { ready, thread: Some(thread) })
     }

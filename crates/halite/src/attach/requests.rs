@@ -29,6 +29,9 @@ const QUEUED_BYTES_MAX: usize = wire::PAYLOAD_BYTES_MAX - wire::REQUEST_BYTES_MA
 /// The same maximum for users other than the node's own: together 1 GiB with the default quota of services.
 const QUEUED_BYTES_OF_OTHERS_MAX: usize = 4 << 20;
 
+/// Maximum number of callers that an attached session's function or port may name. They use memory of the node.
+const CALLERS_MAX: usize = 4096;
+
 /// Executes a request, and returns the reply. Returns `None` if the request is malformed; the connection then ends.
 pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<Vec<u8>> {
     let reply = carry_out_body(&desk, id, &body).await;
@@ -89,6 +92,14 @@ async fn carry_out_counted(
     data: &[u8],
 ) -> Option<Vec<u8>> {
     let mut places = Vec::new();
+    if let Request::Serve { options, .. }
+    | Request::ServeNamed { options, .. }
+    | Request::OpenPort { options, .. } = &request
+        && let Some(callers) = options.callers.as_ref().filter(|callers| callers.len() > CALLERS_MAX)
+    {
+        let (asked, max) = (callers.len() as u64, CALLERS_MAX as u64);
+        return Some(wire::refused(id, QuotaExceeded { quota: Quota::Objects, asked, max }));
+    }
     for quota in quotas_of(&request) {
         match desk.reserve(*quota) {
             Ok(place) => places.push(place),

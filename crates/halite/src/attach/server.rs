@@ -1,11 +1,13 @@
 //! The thread that serves attached sessions: it accepts, receives, polls operations and sends.
 
 mod rings;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use halite_tier::ids::NodeId;
 use halite_tier::quota::Quota;
@@ -14,9 +16,11 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use self::rings::Rings;
+use self::turns::{TURN, Turns};
 use super::buffers::Buffers;
 use super::connection::{Connection, Over, Peer};
 use super::desk::Desk;
+use super::socket::{Closer, Socket};
 use super::{Opener, Policy, Ready};
 use crate::cluster::cluster_dir::AttachSocket;
 use crate::cluster::principals::principal_of;
@@ -24,8 +28,12 @@ use crate::driver::Driver;
 use crate::metrics::{AttachedSession, AttachedSessions};
 use crate::session::attached::wire::{Refusal, SLICE_BYTES, Welcome};
 
-/// Maximum number of connections.
+/// Maximum number of connections of other users.
 const SESSIONS_MAX: usize = 1024;
+/// Connections beyond this maximum that the node's own user may have.
+const RESERVED: usize = 64;
+/// Maximum number of connections that have not said hello, of which the oldest ends for each further connection.
+const SILENT_MAX: usize = 256;
 /// Pause, in ms, before the next accept after the system ran out of descriptors.
 const SHORTAGE_MS: i64 = 100;
 /// Maximum number of events that one wait returns.
@@ -50,6 +58,8 @@ pub(super) struct Server {
     stalled: BTreeSet<u64>,
     /// Clients that use shared memory.
     rings: Rings,
+    turns: Turns,
+    closer: Closer,
     next_client: u64,
     /// User id of the node's process.
     own_uid: u32,
@@ -76,6 +86,7 @@ impl Server {
         (node, driver, open): (NodeId, Arc<Driver>, Opener),
         ready: Arc<Ready>,
         (sessions, policy): (Arc<AttachedSessions>, Policy),
+        closer: Closer,
     ) -> Server {
         Server {
             epoll,
@@ -89,6 +100,8 @@ impl Server {
             policy,
             stalled: BTreeSet::new(),
             rings: Rings::new(),
+            turns: Turns::default(),
+            closer,
             next_client: 0,
             own_uid: rustix::process::geteuid().as_raw(),
             accepts: true,
@@ -106,7 +119,8 @@ impl Server {
             if !is_polling && std::mem::take(&mut self.rings.has_polled) {
                 self.driver.rest();
             }
-            let timeout_ms = match (!is_polling && self.ready.may_sleep(), is_short) {
+            let has_turns = !self.turns.is_empty();
+            let timeout_ms = match (!is_polling && !has_turns && self.ready.may_sleep(), is_short) {
                 (false, _) => Some(0),
                 (true, true) => Some(SHORTAGE_MS),
                 (true, false) => None,
@@ -128,20 +142,27 @@ impl Server {
             }
             let (woken, is_over) = self.ready.take();
             for id in woken {
-                self.with(id.client, |connection, _| connection.poll(id.request));
-            }
-            // Other sessions of their principals may have received replies.
-            for client in std::mem::take(&mut self.stalled) {
-                match self.clients.get(&client).is_some_and(Connection::may_continue) {
-                    true => self.with(client, |_, _| Ok(())),
-                    false => drop(self.stalled.insert(client)),
+                if let Some(connection) = self.clients.get_mut(&id.client) {
+                    connection.wake(id.request);
+                    self.turns.add(id.client);
                 }
             }
+            // Other sessions of their principals may have received replies.
+            let (clients, turns) = (&self.clients, &mut self.turns);
+            self.stalled.retain(|client| {
+                let Some(connection) = clients.get(client) else { return false };
+                let may_continue = connection.may_continue();
+                if may_continue {
+                    turns.add(*client);
+                }
+                !may_continue
+            });
+            self.take_turns();
             // The node has ended all waits, so the clients have received the errors.
             if is_over {
                 return;
             }
-            self.set_accepting(!is_short && self.clients.len() < SESSIONS_MAX);
+            self.set_accepting(!is_short && self.clients.len() < SESSIONS_MAX + RESERVED);
         }
     }
 
@@ -168,21 +189,28 @@ impl Server {
         else {
             return Ok(());
         };
+        let socket = Socket::new(stream, self.closer.clone());
         let of_user = self.clients.values().filter(|other| other.peer().uid == uid).count();
         // Sessions beyond the maximum are refused with a reason; connections that never say hello must not starve
         // others.
         let most = self.policy.quotas.of(Quota::Sessions).saturating_mul(2);
-        if uid != self.own_uid && of_user as u64 >= most {
+        if uid != self.own_uid && (of_user as u64 >= most || self.clients.len() >= SESSIONS_MAX) {
             return Ok(());
+        }
+        let mut silent =
+            self.clients.iter().filter(|(_, other)| !other.is_attached()).map(|(client, _)| *client);
+        let oldest = silent.next();
+        if silent.count() + 1 >= SILENT_MAX {
+            oldest.and_then(|oldest| self.clients.remove(&oldest));
         }
         let peer = Peer { uid, pid };
         let client = self.next_client;
         let flags = epoll::EventFlags::IN;
-        if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(client), flags).is_err() {
+        if epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(client), flags).is_err() {
             return Err(Over);
         }
         self.next_client += 1;
-        self.clients.insert(client, Connection::new(stream, client, peer, self.ready.clone()));
+        self.clients.insert(client, Connection::new(socket, client, peer, self.ready.clone()));
         Ok(())
     }
 
@@ -201,7 +229,7 @@ impl Server {
                 });
                 server.sessions.set(client, session);
             }
-            connection.advance()
+            Ok(())
         });
         self.slice = slice;
     }
@@ -221,9 +249,30 @@ impl Server {
             if connection.has_stalled() {
                 self.stalled.insert(client);
             }
+            if connection.wants_turn() {
+                self.turns.add(client);
+            }
             self.clients.insert(client, connection);
         } else {
             self.sessions.set(client, None);
+        }
+    }
+
+    /// Gives each client that has something to do a turn, as far as its user has time left in this round.
+    fn take_turns(&mut self) {
+        self.turns.begin_round();
+        for _ in 0..self.turns.len() {
+            let Some(client) = self.turns.next() else { break };
+            let Some(uid) = self.clients.get(&client).map(|connection| connection.peer().uid) else {
+                continue;
+            };
+            if self.turns.is_over(uid) {
+                self.turns.add(client);
+                continue;
+            }
+            let begin = Instant::now();
+            self.with(client, |connection, _| connection.take_turn(begin + TURN));
+            self.turns.charge(uid, begin.elapsed());
         }
     }
 

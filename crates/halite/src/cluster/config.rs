@@ -264,8 +264,13 @@ fn default_dir() -> PathBuf {
     }
     match non_empty("XDG_RUNTIME_DIR") {
         Some(runtime) if is_for_this_user(&runtime) => runtime.join("halite"),
-        _ => PathBuf::from(format!("/tmp/halite-{}", rustix::process::getuid().as_raw())),
+        _ => fallback_dir(),
     }
+}
+
+/// Returns the directory of a user without a runtime directory.
+pub(crate) fn fallback_dir() -> PathBuf {
+    PathBuf::from(format!("/tmp/halite-{}", rustix::process::getuid().as_raw()))
 }
 
 /// Returns false for the runtime directory of another user, which `sudo` may have passed on, unless that user has a

@@ -44,6 +44,17 @@ pub enum AttachError {
         /// User id of the owner of the directory.
         owner: u32,
     },
+    /// The directory that this user uses by default belongs to another user, who could read what this process sends.
+    #[error(
+        "cannot attach: {}, the default directory of this user, belongs to user {owner}; choose another directory with `HALITE_DIR` or `--dir`",
+        dir.display()
+    )]
+    ForeignDefault {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// User id of the owner of the directory.
+        owner: u32,
+    },
     /// The node speaks another version of the protocol between nodes and attached sessions.
     #[error(
         "cannot attach to the node in {}: it speaks version {theirs} of the protocol of sessions, this process version {ours}; use the same version of Halite",

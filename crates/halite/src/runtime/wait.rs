@@ -332,6 +332,19 @@ impl Wake for Parker {
     }
 }
 
+/// Lets other tasks of the calling thread continue first.
+pub(crate) async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// Runs all futures concurrently. Returns their outputs in the order of the futures.
 pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut under_way: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();

@@ -11,6 +11,7 @@ use halite_tier::message::ErrorReply;
 
 use crate::blocking;
 use crate::error::{AccessCause, AccessError, CopyEnd, CopyError};
+use crate::runtime::wait::yield_now;
 use crate::session::attached::lost;
 use crate::session::attached::wire::Request;
 use crate::session::{CommandFuture, Inner, Kind, Lh, Session, describe_slot, embedded};
@@ -242,8 +243,16 @@ impl Inner {
         loop {
             // Read before the attempt, so that no change during it is missed.
             let seen = self.driver.shared.handle_changes.count();
-            let stopped = match self.step_on(operation) {
-                Ok(()) => return Ok(()),
+            let stopped = match operation.step(&self.path, self.id) {
+                Ok(step) => {
+                    operation.advance(step);
+                    if operation.len() == 0 {
+                        return Ok(());
+                    }
+                    // Other tasks of this thread may wait.
+                    yield_now().await;
+                    continue;
+                }
                 Err((_, Blocked::Post { .. })) => match self.command_step(operation).await {
                     Ok(()) if operation.len() == 0 => return Ok(()),
                     Ok(()) => continue,

@@ -26,7 +26,7 @@ use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId,
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, Description, ErrorReply, Notice, RegionCommand, Reply, Request};
 use crate::names;
-use crate::permissions::{AccessList, Permissions};
+use crate::permissions::{AccessList, NAMED_MAX, Permissions};
 use crate::quota::RegionUse;
 use crate::region::{Busy, Moving, Presence, Region, Stage};
 
@@ -472,6 +472,12 @@ impl HomeSide<'_> {
             self.homes.regions.get_mut(&region).expect("commands are started on regions that are here");
         match command {
             RegionCommand::Free => self.start_freeing(Some(requester), region),
+            RegionCommand::Grant { who, .. } | RegionCommand::Revoke { who, .. }
+                if !found.access.has_room(&who) =>
+            {
+                let max = NAMED_MAX as u64;
+                self.cx.answer(requester, Err(ErrorReply::TooManyGrants { max }));
+            }
             RegionCommand::Grant { who, permissions } => {
                 found.epoch.0 += 1;
                 Arc::make_mut(&mut found.access).grant(&who, permissions);

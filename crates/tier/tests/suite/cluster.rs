@@ -8,7 +8,7 @@ use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::{Command, Outcome, Placement};
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::message::{ErrorReply, RegionCommand};
-use halite_tier::permissions::{Grantee, Permissions};
+use halite_tier::permissions::{Grantee, NAMED_MAX, Permissions};
 
 const LEN: u64 = 3 * CHUNK_BYTES + 5;
 
@@ -108,6 +108,22 @@ fn the_last_master_cannot_be_revoked() {
     let bob = Grantee::Principal(Principal("bob".into()));
     order(&mut cluster, 0, lh, RegionCommand::Grant { who: bob, permissions: Permissions::MASTER });
     order(&mut cluster, 0, lh, revoke);
+}
+
+#[test]
+fn the_permissions_of_a_region_name_few_principals() {
+    let mut cluster = Cluster::of(1);
+    let lh = cluster.alloc(0, "salt", LEN, Placement::Local);
+    let granted = |number: usize| RegionCommand::Grant {
+        who: Grantee::Principal(Principal(format!("user-{number}").as_str().into())),
+        permissions: Permissions::READ,
+    };
+    for number in 0..NAMED_MAX - 1 {
+        order(&mut cluster, 0, lh, granted(number));
+    }
+    let refused = cluster.command(0, Command::RegionCommand(lh, granted(NAMED_MAX)));
+    assert_eq!(refused, Err(ErrorReply::TooManyGrants { max: NAMED_MAX as u64 }.into()));
+    order(&mut cluster, 0, lh, granted(0));
 }
 
 /// Each time the lister asks the home, the region has moved on.

@@ -37,13 +37,9 @@ struct Active {
 
 impl Rings {
     pub(super) fn new() -> Rings {
-        Rings {
-            active: Vec::new(),
-            spin: AdaptiveSpin::NEW,
-            begin: Instant::now(),
-            last_ns: 0,
-            has_polled: false,
-        }
+        let mut spin = AdaptiveSpin::NEW;
+        spin.set_by_packets(true);
+        Rings { active: Vec::new(), spin, begin: Instant::now(), last_ns: 0, has_polled: false }
     }
 
     fn now_ns(&self) -> u64 {
@@ -75,6 +71,9 @@ impl Server {
         loop {
             let waits = self.serve_round();
             rounds += 1;
+            if !self.turns.is_empty() {
+                return true;
+            }
             // Otherwise each completion would wake the progress thread, which would then wake this thread.
             if waits && rounds.is_multiple_of(ROUNDS_PER_POLL) {
                 self.driver.poll_as_caller();

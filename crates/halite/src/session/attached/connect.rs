@@ -1,7 +1,8 @@
 //! Finds a node that accepts sessions in a cluster directory, and exchanges hellos with it.
 //!
 //! The cluster directory belongs to the user who runs the nodes, and only this user can put sockets there. So the
-//! client opens the directory once, follows no link, and accepts only a listener of the directory's owner.
+//! client opens the directory once, follows no link, and accepts only a listener of the directory's owner. The default
+//! directory must be the user's own.
 
 use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -17,6 +18,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use super::wire::{self, HEADER_BYTES, Refusal, VERSION, Welcome};
 use crate::cluster::cluster_dir::{ATTACH_DIR, attach_socket_node};
+use crate::cluster::config::fallback_dir;
 use crate::error::AttachError;
 
 /// A connection: its socket, the node's reply, and the memory that the node shares, if any.
@@ -40,6 +42,10 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, A
     let root = rustix::fs::openat(CWD, dir, flags | OFlags::PATH, Mode::empty());
     let root = root.map_err(|error| io_error(dir)(error.into()))?;
     let owner = rustix::fs::fstat(&root).map_err(|error| io_error(dir)(error.into()))?.st_uid;
+    // Anybody can make a directory with this name in /tmp, and a user who names no directory does not look at its owner.
+    if owner != rustix::process::geteuid().as_raw() && dir == fallback_dir() {
+        return Err(AttachError::ForeignDefault { dir: dir.to_owned(), owner });
+    }
     let path = dir.join(ATTACH_DIR);
     let sockets = open(&root, ATTACH_DIR, OFlags::RDONLY).map_err(|error| io_error(&path)(error.into()))?;
     let mut nodes = Vec::new();

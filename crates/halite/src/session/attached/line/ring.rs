@@ -478,7 +478,11 @@ impl Spin {
     #[cold]
     fn is_over_now(&mut self) -> bool {
         let now = Instant::now();
-        let (begin, spin_ns) = *self.limit.get_or_insert_with(|| (now, AdaptiveSpin::of_thread().spin_ns()));
+        let (begin, spin_ns) = *self.limit.get_or_insert_with(|| {
+            // Like a packet, a call passes through threads that all take longer if one of them sleeps.
+            AdaptiveSpin::change(|spin| spin.set_by_packets(true));
+            (now, AdaptiveSpin::of_thread().spin_ns())
+        });
         let spun_ns = (now - begin).as_nanos() as u64;
         if spun_ns >= spin_ns {
             // The wait continues, and its end records its duration.

@@ -1,0 +1,105 @@
+//! The socket of a client, from which no descriptor enters this process.
+//!
+//! A client may send descriptors with its bytes, although no message has any. The process that receives or discards a
+//! descriptor last also closes it, and closing may block for as long as the sender chose: a TCP socket that lingers, or
+//! a file in user space. So the node looks at bytes before it takes them, and leaves a socket with descriptors to a
+//! thread that may block.
+
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Sender, channel};
+
+use halite_providers::threads;
+use rustix::io::{Errno, IoSliceMut};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
+
+use super::connection::Over;
+
+/// Bytes of one look while the node discards what a client has sent.
+const DISCARD_BYTES: usize = 16 << 10;
+
+/// A client's socket. Dropping it never blocks.
+pub(super) struct Socket {
+    /// `None` only while it is dropped.
+    stream: Option<UnixStream>,
+    closer: Closer,
+}
+
+/// Passes sockets to the thread that closes them.
+#[derive(Clone)]
+pub(super) struct Closer(Sender<UnixStream>);
+
+impl Closer {
+    /// Starts the thread, which ends when the last closer and socket are dropped.
+    pub(super) fn start() -> std::io::Result<Closer> {
+        let (sender, streams) = channel::<UnixStream>();
+        threads::spawn("halite-close", move || streams.into_iter().for_each(drop))?;
+        Ok(Closer(sender))
+    }
+}
+
+impl Socket {
+    pub(super) fn new(stream: UnixStream, closer: Closer) -> Socket {
+        Socket { stream: Some(stream), closer }
+    }
+
+    /// Receives bytes into `slice`, and returns their number; `None` if there are none now. Fails if the connection has
+    /// ended, or if descriptors come with the next bytes.
+    pub(super) fn receive(&self, slice: &mut [u8]) -> Result<Option<usize>, Over> {
+        let seen = match recvmsg(
+            self.as_fd(),
+            &mut [IoSliceMut::new(slice)],
+            &mut RecvAncillaryBuffer::default(),
+            RecvFlags::PEEK,
+        ) {
+            Ok(seen) if seen.bytes > 0 && !seen.flags.contains(ReturnFlags::CTRUNC) => seen.bytes,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            _ => return Err(Over),
+        };
+        // The bytes stay in the socket until this thread, the only one that receives, takes them.
+        match rustix::net::recv(self.as_fd(), &mut slice[..seen], RecvFlags::empty()) {
+            Ok((count, _)) => Ok(Some(count)),
+            Err(_) => Err(Over),
+        }
+    }
+
+    /// Discards all bytes that the client has sent. Returns false if descriptors came with some of them.
+    fn discard(&self) -> bool {
+        let mut bytes = [0; DISCARD_BYTES];
+        loop {
+            let seen = recvmsg(
+                self.as_fd(),
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut RecvAncillaryBuffer::default(),
+                RecvFlags::PEEK,
+            );
+            match seen {
+                Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => return false,
+                Ok(seen) if seen.bytes > 0 => {
+                    let _ = rustix::net::recv(self.as_fd(), &mut bytes[..seen.bytes], RecvFlags::empty());
+                }
+                _ => return true,
+            }
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_ref().expect("only drop() takes it").as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // The client learns of the end at once, and can send no more.
+        let _ = self.stream.as_ref().map(|stream| stream.shutdown(Shutdown::Both));
+        if !self.discard()
+            && let Some(stream) = self.stream.take()
+        {
+            // Without the thread, which ends last, the socket is closed here.
+            let _ = self.closer.0.send(stream);
+        }
+    }
+}
