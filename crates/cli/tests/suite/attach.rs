@@ -320,7 +320,7 @@ fn a_descriptor_from_a_client_does_not_block_the_node() {
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
     let hello = message(0, &[b"halite\0s".as_slice(), &7_u16.to_le_bytes()].concat());
     // Instead of a hello, and after one.
-    for before in [&[], &hello[..]] {
+    for before in [&hello[..0], &hello[..]] {
         let mut stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         stream.write_all(before).unwrap();
