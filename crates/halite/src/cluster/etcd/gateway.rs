@@ -160,7 +160,7 @@ impl Gateway {
     /// Executes a transaction. The error says whether etcd may still execute it.
     pub(super) fn execute(&self, transaction: &Transaction) -> Result<Stored, StoreFailure> {
         let answer = self.send_or_read(reads_only(transaction), &encode(transaction));
-        decode(transaction, &answer.map_err(|failure| self.stored(failure))?).ok_or_else(malformed)
+        decode(transaction, &answer.map_err(|failure| self.stored(failure))?).ok_or_else(malformed_result)
     }
 
     /// Executes several independent transactions in one request.
@@ -212,7 +212,7 @@ impl Gateway {
         let responses = answer["responses"].as_array().filter(|responses| responses.len() == prefixes.len());
         let revision = number(&answer["header"]["revision"]);
         let (Some(responses), Some(revision)) = (responses, revision) else {
-            return Err(malformed_result());
+            return Err(malformed());
         };
         let kvs = responses.iter().filter_map(|response| response["response_range"]["kvs"].as_array());
         Ok((kvs.flatten().filter_map(Entry::of).collect(), revision))
@@ -627,7 +627,12 @@ fn reads_only(transaction: &Transaction) -> bool {
     steps.all(|step| matches!(step, Step::Get(_) | Step::List { .. }))
 }
 
-/// Returns the failure for a malformed answer.
+/// Returns the error for a malformed answer.
+fn malformed() -> EtcdError {
+    EtcdError { fault: EtcdFault::Foreign, reason: MALFORMED.to_owned() }
+}
+
+/// Returns the failure of a transaction whose result is malformed. etcd may have executed it.
 fn malformed_result() -> StoreFailure {
     StoreFailure { may_be_done: true, is_full: false, has_others: false, reason: MALFORMED.to_owned() }
 }
