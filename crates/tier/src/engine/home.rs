@@ -25,7 +25,7 @@ use crate::directory::NAMES_PER_ANSWER_MAX;
 use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId, Requester};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, Description, ErrorReply, Notice, RegionCommand, Reply, Request};
-use crate::names;
+use crate::names::{self, Service};
 use crate::permissions::{AccessList, Permissions};
 use crate::quota::RegionUse;
 use crate::region::{Busy, Moving, Presence, Region, Stage};
@@ -37,6 +37,10 @@ const DESCRIBED_BYTES_MAX: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Homes {
     regions: BTreeMap<RegionId, Box<Region>>,
+    /// The regions with a command in progress.
+    busy: BTreeSet<RegionId>,
+    /// The locks.
+    locks: BTreeSet<RegionId>,
     making: BTreeMap<RegionId, Making>,
     moved: moving::Moved,
     /// Chunks to return to owners that have not yet reported everything that they hold for this node.
@@ -66,6 +70,41 @@ impl Homes {
 
     pub(super) fn len(&self) -> usize {
         self.regions.len()
+    }
+
+    fn insert(&mut self, id: RegionId, region: Region) {
+        if region.name.as_deref().is_some_and(|name| Service::Lock.has(name)) {
+            self.locks.insert(id);
+        }
+        self.regions.insert(id, Box::new(region));
+    }
+
+    /// Removes a region.
+    fn remove(&mut self, region: RegionId) -> Region {
+        self.busy.remove(&region);
+        self.locks.remove(&region);
+        *self.regions.remove(&region).expect("the region is here")
+    }
+
+    /// Begins a command of a region.
+    fn begin(&mut self, region: RegionId, busy: Busy) {
+        self.busy.insert(region);
+        self.regions.get_mut(&region).expect("the region is here").busy = Some(Box::new(busy));
+    }
+
+    /// Returns the regions with a command in progress for which `is_selected` returns true.
+    fn busy_where(&self, is_selected: impl Fn(&Region) -> bool) -> Vec<RegionId> {
+        let is_selected = |region: &&RegionId| self.get(region).is_some_and(&is_selected);
+        self.busy.iter().filter(is_selected).copied().collect()
+    }
+
+    /// Calls `with` with each command in progress. With very many regions, this is much faster than a walk of all.
+    fn for_each_busy(&mut self, mut with: impl FnMut(&mut Busy)) {
+        for region in &self.busy {
+            if let Some(busy) = self.regions.get_mut(region).and_then(|found| found.busy.as_mut()) {
+                with(busy);
+            }
+        }
     }
 
     pub(super) fn usage(&self) -> &RegionUse {
@@ -274,7 +313,7 @@ impl HomeSide<'_> {
             record.add_mapper(requester);
         }
         let reply = Box::new(record.reply(region, self.cx.incarnation()));
-        self.homes.regions.insert(region, Box::new(record));
+        self.homes.insert(region, record);
         if reachable {
             self.cx.answer(requester, Ok(Reply::Mapped(reply)));
         }
@@ -483,7 +522,7 @@ impl HomeSide<'_> {
             Some(_) => self.cx.answer(requester, Err(ErrorReply::HasName)),
             None => {
                 let stage = Stage::Naming(name.as_str().into());
-                found.busy = Some(Box::new(Busy::new(Some(requester), stage)));
+                self.homes.begin(region, Busy::new(Some(requester), stage));
                 self.cx.ask_directory(Request::ClaimName { name, region }, Purpose::Name(region));
             }
         }
@@ -500,8 +539,8 @@ impl HomeSide<'_> {
     }
 
     fn start_changing_access(&mut self, requester: Requester, region: RegionId) {
-        let found = self.homes.regions.get_mut(&region).expect("the region is here");
-        found.busy = Some(Box::new(Busy::new(Some(requester), Stage::ChangingAccess)));
+        self.homes.begin(region, Busy::new(Some(requester), Stage::ChangingAccess));
+        let found = self.homes.regions.get(&region).expect("the region is here");
         let change = Change::Access { access: (*found.access).clone(), sealed: found.sealed };
         self.notify_mappers(region, change);
     }
@@ -513,7 +552,7 @@ impl HomeSide<'_> {
         let mut busy = Busy::new(requester, Stage::Freeing);
         let name = found.name.take();
         busy.has_name = name.is_some();
-        found.busy = Some(Box::new(busy));
+        self.homes.begin(region, busy);
         if let Some(name) = name {
             // The requester may reuse the name once it learns that the region is free, so release the name first.
             let release = Request::ReleaseName { name: name.into(), region };
@@ -581,7 +620,7 @@ impl HomeSide<'_> {
     }
 
     fn finish_freeing(&mut self, region: RegionId) {
-        let found = self.homes.regions.remove(&region).expect("the region is here");
+        let found = self.homes.remove(region);
         self.homes.usage.give_back(&found.access.maker, found.len);
         let busy = found.busy.expect("being freed");
         self.return_chunks(&found.extents);
@@ -597,6 +636,7 @@ impl HomeSide<'_> {
     fn finish_region_command(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
         let Some(busy) = found.busy.take() else { return };
+        self.homes.busy.remove(&region);
         if let Some(requester) = busy.requester {
             self.cx.answer(requester, body);
         }
@@ -615,12 +655,12 @@ impl HomeSide<'_> {
         self.homes.freed_early.remove(&incarnation);
         self.evidence.forget_requests_of(incarnation);
         self.homes.making.values_mut().for_each(|making| making.lose_requester(incarnation));
-        for busy in self.homes.regions.values_mut().filter_map(|found| found.busy.as_mut()) {
+        self.homes.for_each_busy(|busy| {
             busy.queue.retain(|(requester, ..)| requester.incarnation != incarnation);
             if let Stage::Moving(moving) = &mut busy.stage {
                 moving.parked.retain(|(requester, _)| requester.incarnation != incarnation);
             }
-        }
+        });
     }
 
     /// Removes a lost node from all lists of watchers.

@@ -20,7 +20,7 @@ use super::HomeSide;
 use crate::engine::context::Purpose;
 use crate::ids::{NodeId, NodeIncarnation, RegionId, Requester};
 use crate::message::{ErrorReply, Reply, Request};
-use crate::region::Stage;
+use crate::region::{Region, Stage};
 
 /// Leases that a command waits for evidence before the home answers that it is unfinished.
 const PATIENCE_LEASES: u64 = 3;
@@ -98,9 +98,9 @@ impl HomeSide<'_> {
 
     /// Seeks evidence for the commands that wait for a mapper whose pairing has ended.
     pub(in crate::engine) fn seek_stalled_commands(&mut self, mapper: NodeIncarnation) {
-        for region in
-            self.regions_where(|found| found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper)))
-        {
+        let is_awaited =
+            |found: &Region| found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper));
+        for region in self.homes.busy_where(is_awaited) {
             self.note_stalled(region);
             self.seek(region, mapper);
         }
@@ -108,10 +108,11 @@ impl HomeSide<'_> {
 
     /// Removes a mapper whose incarnation has ended from each region whose owners have cut it off.
     pub(in crate::engine) fn seek_all_mapped_by(&mut self, mapper: NodeIncarnation) {
-        for region in self.regions_mapped_by(mapper) {
-            self.seek(region, mapper);
+        let mapped = self.regions_mapped_by(mapper);
+        mapped.iter().for_each(|region| self.seek(*region, mapper));
+        if self.is_over(mapper) && (mapped.is_empty() || self.regions_mapped_by(mapper).is_empty()) {
+            self.forget_evidence(mapper);
         }
-        self.forget_if_over(mapper);
     }
 
     /// Forgets the reports about an ended incarnation once no region lists it.
@@ -124,14 +125,11 @@ impl HomeSide<'_> {
     /// Returns the regions that list a mapper, or whose command waits for the mapper, since a mapper that has just
     /// unmapped a region may still owe an acknowledgement.
     fn regions_mapped_by(&self, mapper: NodeIncarnation) -> Vec<RegionId> {
-        self.regions_where(|found| {
+        let is_its = |found: &Region| {
             let is_awaited = found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper));
             is_awaited || found.mappers.iter().any(|entry| entry.incarnation == mapper)
-        })
-    }
-
-    fn regions_where(&self, is_selected: impl Fn(&crate::region::Region) -> bool) -> Vec<RegionId> {
-        let found = self.homes.regions.iter().filter(|(_, found)| is_selected(found));
+        };
+        let found = self.homes.regions.iter().filter(|(_, found)| is_its(found));
         found.map(|(region, _)| *region).collect()
     }
 

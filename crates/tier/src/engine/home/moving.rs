@@ -81,13 +81,12 @@ impl HomeSide<'_> {
             return self.cx.answer(requester, Err(ErrorReply::Held));
         }
         let moving = Moving::new(to, of);
-        let found = self.homes.regions.get_mut(&region).expect("the region is here");
-        let missing = missing_bytes(&found.extents, &moving);
-        found.busy = Some(Box::new(Busy::new(Some(requester), Stage::Moving(moving))));
+        let found = self.homes.regions.get(&region).expect("the region is here");
+        let (missing, chunk_bytes) = (missing_bytes(&found.extents, &moving), found.chunk_bytes());
+        self.homes.begin(region, Busy::new(Some(requester), Stage::Moving(moving)));
         if missing == 0 {
             return self.next_chunk(region);
         }
-        let chunk_bytes = found.chunk_bytes();
         let reserve = Request::Reserve { region, chunk_bytes, len: missing, populate: false };
         self.cx.ask_incarnation(to, reserve, Purpose::ReserveForMove(region));
     }
@@ -195,8 +194,8 @@ impl HomeSide<'_> {
     pub(in crate::engine) fn withdraw_moves(&mut self, node: NodeIncarnation, own: &BTreeSet<RequestId>) {
         let is_own = |requester: &Requester| requester.incarnation == node && own.contains(&requester.id);
         let mut withdrawn = Vec::new();
-        for busy in self.homes.regions.values_mut().filter_map(|found| found.busy.as_mut()) {
-            let Busy { requester, stage, queue, .. } = &mut **busy;
+        self.homes.for_each_busy(|busy| {
+            let Busy { requester, stage, queue, .. } = busy;
             if let Stage::Moving(moving) = stage {
                 moving.withdrawn |= moving.of == Some(node) || requester.as_ref().is_some_and(is_own);
             }
@@ -205,7 +204,7 @@ impl HomeSide<'_> {
                 withdrawn.extend(is_its.then_some(*requester));
                 !is_its
             });
-        }
+        });
         for requester in withdrawn {
             self.cx.answer(requester, Err(ErrorReply::Timeout));
         }
@@ -293,7 +292,7 @@ impl HomeSide<'_> {
             return self.finish_region_command(region, body);
         }
         let parked = std::mem::take(&mut moving.parked);
-        let found = self.homes.regions.remove(&region).expect("looked up just before");
+        let found = self.homes.remove(region);
         self.homes.usage.give_back(&found.access.maker, found.len);
         self.homes.moved.insert(region, to.node);
         self.watching.forget_region(region);
@@ -369,8 +368,7 @@ impl HomeSide<'_> {
     fn in_doubt_of(&self, to: NodeIncarnation) -> Vec<RegionId> {
         let is_selected =
             |found: &Region| found.moving().is_some_and(|moving| moving.in_doubt && moving.to == to);
-        let found = self.homes.regions.iter().filter(|(_, found)| is_selected(found));
-        found.map(|(region, _)| *region).collect()
+        self.homes.busy_where(is_selected)
     }
 
     pub(in crate::engine) fn serve_adopt(&mut self, requester: Requester, mut record: Record) {
@@ -409,7 +407,7 @@ impl HomeSide<'_> {
         self.owner.adopt(&region.extents);
         self.homes.moved.forget(id);
         self.homes.usage.add(&region.access.maker, region.len);
-        self.homes.regions.insert(id, Box::new(region));
+        self.homes.insert(id, region);
         self.settle_mappers(id, me);
         self.cx.answer(requester, Ok(Reply::Done));
         let mappers: Vec<NodeIncarnation> =
