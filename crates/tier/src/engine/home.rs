@@ -25,7 +25,7 @@ use crate::directory::NAMES_PER_ANSWER_MAX;
 use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId, Requester};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, Description, ErrorReply, Notice, RegionCommand, Reply, Request};
-use crate::names;
+use crate::names::{self, Service};
 use crate::permissions::{AccessList, NAMED_MAX, Permissions};
 use crate::quota::RegionUse;
 use crate::region::{Busy, Moving, Presence, Region, Stage};
@@ -39,6 +39,8 @@ pub(super) struct Homes {
     regions: BTreeMap<RegionId, Box<Region>>,
     /// The regions with a command in progress.
     busy: BTreeSet<RegionId>,
+    /// The locks.
+    locks: BTreeSet<RegionId>,
     making: BTreeMap<RegionId, Making>,
     moved: moving::Moved,
     /// Chunks to return to owners that have not yet reported everything that they hold for this node.
@@ -70,9 +72,17 @@ impl Homes {
         self.regions.len()
     }
 
+    fn insert(&mut self, id: RegionId, region: Region) {
+        if region.name.as_deref().is_some_and(|name| Service::Lock.has(name)) {
+            self.locks.insert(id);
+        }
+        self.regions.insert(id, Box::new(region));
+    }
+
     /// Removes a region.
     fn remove(&mut self, region: RegionId) -> Region {
         self.busy.remove(&region);
+        self.locks.remove(&region);
         *self.regions.remove(&region).expect("the region is here")
     }
 
@@ -303,7 +313,7 @@ impl HomeSide<'_> {
             record.add_mapper(requester);
         }
         let reply = Box::new(record.reply(region, self.cx.incarnation()));
-        self.homes.regions.insert(region, Box::new(record));
+        self.homes.insert(region, record);
         if reachable {
             self.cx.answer(requester, Ok(Reply::Mapped(reply)));
         }

@@ -321,9 +321,7 @@ impl HomeSide<'_> {
     /// Recovers all locks of a node that no longer holds any: passes them to waiters, or else to the next requester.
     pub(in crate::engine) fn recover_locks(&mut self, incarnation: NodeIncarnation) {
         self.locks.lapsing.remove(&incarnation);
-        let is_lock = |name: &str| Service::Lock.has(name);
-        let named = self.homes.regions.iter().filter(|(_, found)| found.name.as_deref().is_some_and(is_lock));
-        for region in named.map(|(region, _)| *region).collect::<Vec<_>>() {
+        for region in self.homes.locks.iter().copied().collect::<Vec<_>>() {
             // The bytes may be moving. The next requester will find that the holder is gone.
             if !self.is_in_motion(region)
                 && let Ok(words) = self.served_region(region, Service::Lock, None)

@@ -407,7 +407,7 @@ impl HomeSide<'_> {
         self.owner.adopt(&region.extents);
         self.homes.moved.forget(id);
         self.homes.usage.add(&region.access.maker, region.len);
-        self.homes.regions.insert(id, Box::new(region));
+        self.homes.insert(id, region);
         self.settle_mappers(id, me);
         self.cx.answer(requester, Ok(Reply::Done));
         let mappers: Vec<NodeIncarnation> =
