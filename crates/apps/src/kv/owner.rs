@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use halite::{Call, Function, Permissions, ServeCause, ServeOptions, Server, Session};
+use halite::{
+    AccessCause, Call, Function, Permissions, RegionCause, ServeCause, ServeOptions, Server, Session,
+};
 
 use super::error::KvError;
 use super::layout::store_id;
@@ -27,6 +29,7 @@ pub struct Owner {
     /// Hash of the store's name. Requests carry it.
     store_id: u64,
     server: Server,
+    outlives_memory: bool,
 }
 
 /// A shard of this process. Other threads of the process use it without calls, one at a time.
@@ -55,16 +58,30 @@ impl Local {
         answer: &mut Vec<u8>,
     ) -> Result<(), KvError> {
         let mut held = self.lock();
-        held.as_mut().ok_or(KvError::Ended)?.execute(now_ms, request, answer).await
+        let shard = held.as_mut().ok_or(KvError::Ended)?;
+        // Boxed here and below, because it is rare, and so the future of a request stays small.
+        if shard.is_lost() {
+            Box::pin(shard.replace_memory()).await?;
+        }
+        let done = shard.execute(now_ms, request, answer).await;
+        if let Err(error) = &done {
+            Box::pin(shard.handle_error(error)).await;
+        }
+        done
     }
 
     /// Removes some expired keys of the shard.
     #[expect(clippy::await_holding_lock, reason = "see execute")]
     pub(super) async fn sweep_batch(&self, now_ms: u64) -> Result<(), KvError> {
-        match &mut *self.lock() {
-            Some(shard) => shard.sweep_batch(now_ms).await,
-            None => Ok(()),
+        if let Some(shard) = &mut *self.lock()
+            && let Err(error) = shard.sweep_batch(now_ms).await
+        {
+            if !shard.outlives_memory {
+                return Err(error);
+            }
+            Box::pin(shard.handle_error(&error)).await;
         }
+        Ok(())
     }
 }
 
@@ -96,7 +113,17 @@ impl Owner {
         let everyone = everyone & Permissions::READ;
         let shard = Shard::create(session.clone(), name, number, everyone).await?;
         let shard = Local(Arc::new(Mutex::new(Some(shard))));
-        Ok(Owner { shard, number, store_id: store_id(name), server })
+        Ok(Owner { shard, number, store_id: store_id(name), server, outlives_memory: false })
+    }
+
+    /// Makes the owner continue without keys, in other memory, when memory of the shard is lost with a node. Otherwise the
+    /// owner ends, so that clients never find an empty shard in place of their keys.
+    pub fn outliving_memory(mut self) -> Owner {
+        self.outlives_memory = true;
+        if let Some(shard) = &mut *self.shard.lock() {
+            shard.outlives_memory = true;
+        }
+        self
     }
 
     /// Returns the shard's number, and its handle for other threads of the process.
@@ -142,6 +169,7 @@ impl Owner {
         Ok(())
     }
 
+    /// Executes calls until the end.
     async fn serve(&mut self, now_ms: impl Fn() -> u64) -> Result<End, KvError> {
         loop {
             let calls = match self.server.recv_many(CALLS_MAX).await {
@@ -157,15 +185,26 @@ impl Owner {
             let mut answers: Vec<(Call, Vec<u8>)> = Vec::with_capacity(calls.len());
             for call in calls {
                 let mut answer = Vec::new();
-                match Request::decode(call.input()) {
-                    Some((store, _)) if store != self.store_id => Answer::AnotherStore.encode(&mut answer),
-                    Some((_, Request::Batch { requests })) => {
-                        self.execute_batch(now_ms(), requests, &mut answer).await?
+                let done = match Request::decode(call.input()) {
+                    Some((store, _)) if store != self.store_id => {
+                        Answer::AnotherStore.encode(&mut answer);
+                        Ok(())
                     }
-                    Some((_, request)) => self.shard.execute(now_ms(), &request, &mut answer).await?,
-                    None => Answer::Malformed.encode(&mut answer),
+                    Some((_, Request::Batch { requests })) => {
+                        self.execute_batch(now_ms(), requests, &mut answer).await
+                    }
+                    Some((_, request)) => self.shard.execute(now_ms(), &request, &mut answer).await,
+                    None => {
+                        Answer::Malformed.encode(&mut answer);
+                        Ok(())
+                    }
+                };
+                match done {
+                    Ok(()) => answers.push((call, answer)),
+                    Err(error) if !self.outlives_memory || ends_owner(&error) => return Err(error),
+                    // Memory of another node cannot be reached. The dropped call fails at its caller.
+                    Err(_) => {}
                 }
-                answers.push((call, answer));
             }
             // An error means that the caller has ended, so the answer is no longer needed.
             self.server.reply_all(answers);
@@ -174,5 +213,16 @@ impl Owner {
             }
             self.shard.sweep_batch(now_ms()).await?;
         }
+    }
+}
+
+/// Returns true after an error that requests to come would meet too, because the owner's node has ended or the shard is
+/// damaged.
+fn ends_owner(error: &KvError) -> bool {
+    match error {
+        KvError::Access(error) => matches!(error.cause(), AccessCause::NodeClosed(_)),
+        KvError::Region(error) => matches!(error.cause(), RegionCause::NodeClosed(_)),
+        KvError::Full | KvError::NoDirectory => false,
+        _ => true,
     }
 }

@@ -4,6 +4,7 @@
 //! checksum matches.
 
 mod edit;
+mod lost;
 
 use std::collections::BTreeSet;
 
@@ -20,6 +21,7 @@ use super::limit::Eviction;
 use super::wire::{Answer, Expires, Only, Request, When, push_part};
 
 use self::edit::edit_value;
+pub(super) use self::lost::needs_owner;
 
 /// Buckets of a new table.
 const BUCKETS_MIN: u64 = 8;
@@ -73,6 +75,10 @@ pub(super) struct Shard {
     is_evicting: bool,
     /// True if the last request was refused because its bucket is full.
     is_bucket_full: bool,
+    /// True if the shard continues without keys after a loss of memory.
+    pub(super) outlives_memory: bool,
+    /// True if memory of the shard was lost with a node.
+    is_lost: bool,
     /// Total number of removed or replaced entries.
     removals: u64,
     /// Value of `removals`, and the class of the requested block, when the last compaction failed.
@@ -172,6 +178,8 @@ impl Shard {
             evicted: 0,
             is_evicting: false,
             is_bucket_full: false,
+            outlives_memory: false,
+            is_lost: false,
             removals,
             failed_compaction,
             entry,

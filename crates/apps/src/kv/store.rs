@@ -14,11 +14,10 @@ use super::layout::{
     root_name, store_id, table_name,
 };
 use super::limit::MemoryLimit;
-use super::shard::KEPT_BYTES_MAX;
+use super::shard::{KEPT_BYTES_MAX, needs_owner};
 use super::wire::{
     Answer, Expires, Only, Request, When, batch_answer_bytes_max, parts, push_part, timeout_of,
 };
-use crate::directory::is_without_directory;
 
 /// Maximum number of keys per batch of lookups.
 const KEYS_TOGETHER_MAX: usize = 128;
@@ -277,8 +276,8 @@ impl Store {
                 Err(KvError::Access(error)) if is_stale(&error) => Lookup::Moved,
                 // The table was replaced during the lookup.
                 Err(KvError::Region(error)) if *error.cause() == RegionCause::NotFound => Lookup::Moved,
-                // The owner needs no names.
-                Err(KvError::Region(error)) if is_without_directory(error.cause()) => Lookup::CallOwner,
+                // The owner needs no names, and replaces lost memory.
+                Err(KvError::Region(error)) if needs_owner(error.cause()) => Lookup::CallOwner,
                 result => result?,
             };
             match result {
@@ -834,9 +833,9 @@ fn has_tag_of(slot: Slot, entry: &Entry<'_>) -> bool {
     Hash::of(entry.key).tag() == slot.tag
 }
 
-/// Returns true if a handle is stale. The error of mapping the region again gives the reason.
+/// Returns true if a handle is stale, or its memory lost. The error of mapping the region again gives the reason.
 fn is_stale(error: &AccessError) -> bool {
-    matches!(error.cause(), AccessCause::Stale)
+    matches!(error.cause(), AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::LinkLost(_))
 }
 
 #[cfg(test)]

@@ -470,7 +470,7 @@ pub(super) fn left_behind(dir: &Path, name: &str, why: &anyhow::Error) -> String
 }
 
 /// Returns true if `region` belongs to a run called `name`.
-fn is_part(region: &str, name: &str) -> bool {
+pub(super) fn is_part(region: &str, name: &str) -> bool {
     let rest = region.strip_prefix(name);
     rest.is_some_and(|rest| rest.is_empty() || rest == log::PROGRESS || rest.starts_with('/'))
 }

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use halite::{Function, NodeId, Permissions};
+use halite::{Function, NodeId, Permissions, RegionCause};
 use halite_apps::kv::redis::{CLIENTS_MAX, Clock, Server, ServerControl};
-use halite_apps::kv::{Eviction, Local, MemoryLimit, Store};
+use halite_apps::kv::{Eviction, KvError, Local, MemoryLimit, Store};
 use serde::{Deserialize, Serialize};
 
 use super::Over;
@@ -183,7 +183,8 @@ fn serve(
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let &Task { number, is_replacement, .. } = task;
-    let place = Place { name: &task.name, number, functions: FUNCTION, is_replacement };
+    let place =
+        Place { name: &task.name, number, functions: FUNCTION, is_replacement, outlives_memory: true };
     let clock = shards::clock();
     shards::own(worker, &place, clock.clone(), |shard| play_part(worker, task, shard, clock))
 }
@@ -248,9 +249,20 @@ fn follow(
 /// Records the nodes of the shards, after some have changed.
 fn place_shards(worker: &Worker, task: &Task, nodes: &[u32]) -> anyhow::Result<()> {
     let session = &worker.session;
-    for (shard, node) in nodes.iter().enumerate() {
-        let placing = Store::place(session.as_async(), &task.name, shard, NodeId(*node));
-        session.block_on(placing).context("cannot record the new node of a shard")?;
-    }
-    Ok(())
+    let place_all = || {
+        nodes.iter().enumerate().try_for_each(|(shard, node)| {
+            session.block_on(Store::place(session.as_async(), &task.name, shard, NodeId(*node)))
+        })
+    };
+    let placed = match place_all() {
+        // The list of nodes was lost with the node that held it.
+        Err(KvError::Region(error)) if matches!(error.cause(), RegionCause::Lost(_)) => {
+            let nodes: Vec<NodeId> = nodes.iter().copied().map(NodeId).collect();
+            let creating =
+                Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
+            session.block_on(creating).map(drop)
+        }
+        placed => placed,
+    };
+    placed.context("cannot record the new node of a shard")
 }

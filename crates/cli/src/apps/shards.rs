@@ -10,8 +10,8 @@ use halite_apps::kv::redis::Clock;
 use halite_apps::kv::{Local, Owner, SHARDS_MAX};
 
 use super::worker::{Worker, reported, say_failed};
-use super::{Over, away};
-use crate::output::UsageError;
+use super::{Over, away, crew};
+use crate::output::{self, UsageError};
 use crate::threads;
 
 /// The shard of a worker.
@@ -23,6 +23,8 @@ pub(super) struct Place<'a> {
     pub(super) functions: Function,
     /// True if the process of an earlier owner was killed. Its regions may remain, in memory of other nodes.
     pub(super) is_replacement: bool,
+    /// True if the shard continues without keys when its memory is lost with a node.
+    pub(super) outlives_memory: bool,
 }
 
 /// Checks the number of shards.
@@ -46,7 +48,7 @@ pub(super) fn own(
     clock: Clock,
     play: impl FnOnce((usize, Local)) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let &Place { name, number, functions, is_replacement } = place;
+    let &Place { name, number, functions, is_replacement, outlives_memory } = place;
     let session = &worker.session;
     let function = Function(functions.0 + number as u32);
     if is_replacement {
@@ -54,7 +56,10 @@ pub(super) fn own(
     }
     let creating = Owner::create(session.as_async(), name, number, function, Permissions::empty());
     let owner = session.block_on(creating);
-    let owner = owner.with_context(|| format!("cannot create a shard of the store {name:?}"))?;
+    let mut owner = owner.with_context(|| format!("cannot create a shard of the store {name:?}"))?;
+    if outlives_memory {
+        owner = owner.outliving_memory();
+    }
     let (stopper, shard) = (owner.stopper(), owner.local());
     // Set when the shard must end. Orders no other memory.
     let is_ending = AtomicBool::new(false);
@@ -80,6 +85,9 @@ pub(super) fn own(
         };
         stopper.stop();
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        if number == 0 {
+            forget_lost(session, name);
+        }
         played?;
         freed.with_context(|| format!("cannot remove the store {name:?}"))?;
         served.context("the owner of a shard failed")
@@ -104,6 +112,18 @@ fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError>
     match session.map(name, Permissions::MASTER) {
         Ok(lh) => session.free(lh),
         Err(error) if *error.cause() == RegionCause::NotFound => Ok(()),
+        // Its memory has ended with a node.
+        Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+/// Removes the names of the store's regions that were lost with a node. Names what is left.
+fn forget_lost(session: &blocking::Session, name: &str) {
+    let lost = session.list_lost().unwrap_or_default().into_iter();
+    for region in lost.map(|region| region.name).filter(|region| crew::is_part(region, name)) {
+        if let Err(error) = session.forget_name(&region) {
+            output::note(&format!("{error}; `halite rm {region}` removes the name"));
+        }
     }
 }

@@ -547,6 +547,41 @@ fn the_shards_of_a_store_are_spread_over_a_cluster() {
     }
 }
 
+/// Nodes of the cluster that hold all shards and the list of shards are killed, one after the other: the keys are lost, and
+/// the store goes on.
+#[test]
+fn a_store_goes_on_in_memory_of_other_nodes() {
+    let scratch = Scratch::new("run-kv-moved");
+    scratch.ok("up --nodes 3 --arena 64M --detach");
+    let complaints = scratch.file("complaints");
+    let mut command = scratch.command("run kv --listen 127.0.0.1:0 --json");
+    command.stderr(File::create(&complaints).unwrap());
+    let mut run = Running::of(command);
+    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    let address = told["address"].as_str().unwrap();
+    ask(address, "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
+    for node in [1, 2] {
+        Process::open(scratch.pid(node)).kill();
+        for key in ["a", "b", "c", "d"] {
+            let is_set = || {
+                let mut client = TcpStream::connect(address).unwrap();
+                write!(client, "set {key} {node}\r\n").unwrap();
+                let mut reply = [0; 5];
+                client.read_exact(&mut reply).unwrap();
+                assert!(matches!(&reply, b"+OK\r\n" | b"-CLUS"), "{}", String::from_utf8_lossy(&reply));
+                reply == *b"+OK\r\n"
+            };
+            eventually(is_set);
+            ask(address, &format!("get {key}\r\n"), &format!("$1\r\n{node}\r\n"));
+        }
+    }
+    run.signal(Signal::TERM);
+    assert!(run.wait().success(), "{}", std::fs::read_to_string(complaints).unwrap());
+    eventually(|| scratch.nodes()[0]["regions"] == 0);
+    let listed = scratch.ok("ls");
+    assert!(!listed.contains("halite-run-kv"), "{listed}");
+}
+
 #[test]
 fn a_store_goes_on_without_node_0() {
     let scratch = Scratch::new("run-kv-without-0");
