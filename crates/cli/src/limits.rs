@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::bail;
-use halite::{NodeState, NodeStatus};
+use halite::{NodeState, NodeStatus, cluster_dir};
 use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
 
@@ -77,6 +77,27 @@ pub fn in_pieces(status: &NodeStatus) -> Option<String> {
         let (free, largest) = (ByteCount(free), ByteCount(status.bytes_largest));
         format!("node {} has {free} free, in pieces of at most {largest}", status.node)
     })
+}
+
+/// Describes the running nodes of `dir` whose files were removed.
+pub fn missing_files(dir: &Path) -> Option<String> {
+    let nodes: Vec<String> =
+        cluster_dir::nodes_without_files(dir).iter().map(|node| format!("node {node}")).collect();
+    (!nodes.is_empty()).then(|| {
+        format!(
+            "files of {} are missing in {}: another program has removed them",
+            nodes.join(", "),
+            dir.display()
+        )
+    })
+}
+
+/// The remedy for missing files.
+pub fn missing_files_remedy(dir: &Path) -> String {
+    format!(
+        "stop the nodes (halite down --dir {}) and start them again, in a directory that no cleaner of old files visits, for example in /run",
+        dir.display()
+    )
 }
 
 /// Describes the disk of `dir` if it is full or nearly full.

@@ -76,7 +76,9 @@ pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
         mark_silent(&mut rows, error);
     }
     let pieces = asked.iter().flat_map(|answers| answers.statuses.iter()).filter_map(limits::in_pieces);
-    pieces.chain(limits::full_disk(dir)).for_each(|text| output::note(&text));
+    let missing =
+        limits::missing_files(dir).map(|text| format!("{text}; {}", limits::missing_files_remedy(dir)));
+    pieces.chain(limits::full_disk(dir)).chain(missing).for_each(|text| output::note(&text));
     if args.principals {
         print_principals(dir, &rows, args.listing.json)?;
         return Ok(exit_status(asked.is_ok(), &rows));

@@ -23,6 +23,10 @@ fn directory(facts: &ClusterFacts) -> Finding {
         let remedy = "make it private (chmod 700) and empty, or name another one with --dir";
         return Finding::new("directory", Severity::Error, reason, remedy, verify);
     }
+    if let Some(found) = &facts.missing_files {
+        let remedy = limits::missing_files_remedy(&facts.dir);
+        return Finding::new("directory", Severity::Error, found, remedy, verify);
+    }
     match facts.is_founded {
         true => Finding::ok("directory", format!("{dir} belongs to a cluster"), verify),
         false => Finding::ok("directory", format!("there is no cluster in {dir}; it can be created"), verify),

@@ -128,6 +128,8 @@ pub struct ClusterFacts {
     pub dir_refused: Option<String>,
     /// The cleaner that removes old files there, if there is one.
     pub cleaner: Option<Cleaner>,
+    /// Describes running nodes whose files were removed.
+    pub missing_files: Option<String>,
     /// Describes the disk of the directory, or of the one in which it would be created, if that is full.
     pub full_disk: Option<String>,
     /// True if the cluster directory belongs or belonged to a cluster.
@@ -347,6 +349,7 @@ impl ClusterFacts {
         ClusterFacts {
             dir: dir.to_owned(),
             dir_refused,
+            missing_files: limits::missing_files(dir),
             cleaner,
             full_disk: dir.ancestors().find(|dir| dir.exists()).and_then(limits::full_disk),
             is_founded,

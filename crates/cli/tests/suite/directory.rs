@@ -206,7 +206,7 @@ fn bystander() -> Running {
 #[test]
 fn a_cluster_whose_files_were_cleaned_stays_the_only_one() {
     let scratch = Scratch::new("aged");
-    let _up = scratch.up(2);
+    let up = scratch.up(2);
     let pid = scratch.pid(0);
     let clean = |is_old: fn(&str) -> bool| {
         for name in scratch.entries().iter().filter(|name| is_old(name)) {
@@ -228,6 +228,29 @@ fn a_cluster_whose_files_were_cleaned_stays_the_only_one() {
         let complaint = scratch.fails(line, 1);
         assert!(complaint.contains("removed"), "{line}: {complaint}");
     }
+    for line in ["status", "doctor --arena 16M"] {
+        let told = scratch.run(line);
+        let told = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
+        assert!(told.contains("files of node 0, node 1 are missing"), "{line}: {told}");
+    }
+    drop(up);
+}
+
+/// The logs of a cluster whose other files were removed are no reason to refuse the directory.
+#[test]
+fn a_directory_with_only_logs_is_used_again() {
+    let scratch = Scratch::new("aged-logs");
+    let line = "up --nodes 1 --arena 16M --detach";
+    scratch.ok(line);
+    let removed = scratch.entries().into_iter().map(|name| scratch.cluster().join(name));
+    removed.filter(|path| path.is_file()).for_each(|path| std::fs::remove_file(path).unwrap());
+    scratch.ok("down");
+    assert!(scratch.entries().contains(&"logs".to_owned()));
+    scratch.ok(line);
+    scratch.ok("down");
+    std::fs::remove_file(scratch.cluster().join(MARKER)).unwrap();
+    scratch.write("cluster/logs/mine", b"");
+    scratch.fails(line, 1);
 }
 
 #[test]

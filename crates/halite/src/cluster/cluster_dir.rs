@@ -32,6 +32,7 @@ mod names;
 mod numbers;
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -101,6 +102,15 @@ pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
     }
 }
 
+/// Returns the live permanent nodes in `dir` whose lock files are missing, because a cleaner of old files has removed
+/// them.
+pub fn nodes_without_files(dir: &Path) -> Vec<NodeId> {
+    let Ok(dir) = ClusterDir::open(dir) else { return Vec::new() };
+    let is_missing = |node: &NodeId| matches!(dir.dir.has(&lock_name(*node), Kind::File), Ok(false));
+    let permanent = held(&dir.dir).into_iter().filter(|node| *node < EPHEMERAL_NODE_MIN).map(NodeId);
+    permanent.filter(is_missing).collect()
+}
+
 /// Returns true if nodes in `dir` connect to other hosts. Then the first node may be on another host.
 pub fn has_hosts(dir: &Path) -> bool {
     ClusterDir::open(dir).is_ok_and(|dir| dir.hosts().is_ok_and(|hosts| hosts.is_some()))
@@ -125,7 +135,7 @@ impl ClusterDir {
             Ok(dir) => dir,
             Err(error) => return Err(ClusterDirError::of_missing(error, path)),
         };
-        let is_empty = dir.entries()?.is_empty();
+        let is_empty = is_empty(&dir)?;
         // If the marker was removed, running nodes mark the directory.
         if dir.has(MARKER, Kind::File)? || !held(&dir).is_empty() {
             return Ok(ClusterDir { dir: Arc::new(dir) });
@@ -149,7 +159,7 @@ impl ClusterDir {
         }
         let dir = PrivateDir::open_or_create(path)?;
         // Another process may found it at the same time; the second one finds the marker.
-        if !dir.entries()?.is_empty() && !dir.has(MARKER, Kind::File)? {
+        if !is_empty(&dir)? && !dir.has(MARKER, Kind::File)? {
             return Err(ClusterDirError::NotOurs { dir: path.to_owned() });
         }
         mark(&dir)?;
@@ -414,6 +424,21 @@ impl ClusterDir {
 /// Returns the numbers of the nodes that hold the directory; none if its file system has no such locks.
 fn held(dir: &PrivateDir) -> Vec<u32> {
     dir.held().unwrap_or_default()
+}
+
+/// Returns true if the directory is empty, or holds only folders that an earlier cluster has left there without other
+/// files.
+fn is_empty(dir: &PrivateDir) -> Result<bool, ClusterDirError> {
+    let is_ours = |folder: &OsString, is_file: fn(&OsStr) -> bool| {
+        let folder = dir.subdirectory(folder.to_str().unwrap_or_default(), Create::No);
+        folder.and_then(|folder| folder.entries()).is_ok_and(|files| files.iter().all(|file| is_file(file)))
+    };
+    let is_residue = |name: &OsString| match name.to_str() {
+        Some(LOGS) => is_ours(name, |file| names::parse_log(file).is_some()),
+        Some(ATTACH_DIR) => is_ours(name, |_| false),
+        _ => false,
+    };
+    Ok(dir.entries()?.iter().all(is_residue))
 }
 
 /// Returns true if the error says that the disk or a quota is full.
