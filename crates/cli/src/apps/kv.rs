@@ -266,3 +266,18 @@ fn place_shards(worker: &Worker, task: &Task, nodes: &[u32]) -> anyhow::Result<(
     };
     placed.context("cannot record the new node of a shard")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_other_than_loopback_need_a_password() {
+        for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert!(check_listen(loopback, false).is_ok(), "{loopback}");
+        }
+        for open in ["0.0.0.0:1", "[::]:1", "[::ffff:10.0.0.1]:1"] {
+            assert!(check_listen(open, false).is_err() && check_listen(open, true).is_ok(), "{open}");
+        }
+    }
+}
