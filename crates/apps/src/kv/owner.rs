@@ -29,6 +29,7 @@ pub struct Owner {
     /// Hash of the store's name. Requests carry it.
     store_id: u64,
     server: Server,
+    outlives_memory: bool,
 }
 
 /// A shard of this process. Other threads of the process use it without calls, one at a time.
@@ -71,12 +72,16 @@ impl Local {
 
     /// Removes some expired keys of the shard.
     #[expect(clippy::await_holding_lock, reason = "see execute")]
-    pub(super) async fn sweep_batch(&self, now_ms: u64) {
+    pub(super) async fn sweep_batch(&self, now_ms: u64) -> Result<(), KvError> {
         if let Some(shard) = &mut *self.lock()
             && let Err(error) = shard.sweep_batch(now_ms).await
         {
+            if !shard.outlives_memory {
+                return Err(error);
+            }
             Box::pin(shard.handle_error(&error)).await;
         }
+        Ok(())
     }
 }
 
@@ -108,7 +113,17 @@ impl Owner {
         let everyone = everyone & Permissions::READ;
         let shard = Shard::create(session.clone(), name, number, everyone).await?;
         let shard = Local(Arc::new(Mutex::new(Some(shard))));
-        Ok(Owner { shard, number, store_id: store_id(name), server })
+        Ok(Owner { shard, number, store_id: store_id(name), server, outlives_memory: false })
+    }
+
+    /// Makes the owner continue without keys, in other memory, when memory of the shard is lost with a node. Otherwise the
+    /// owner ends, so that clients never find an empty shard in place of their keys.
+    pub fn outliving_memory(mut self) -> Owner {
+        self.outlives_memory = true;
+        if let Some(shard) = &mut *self.shard.lock() {
+            shard.outlives_memory = true;
+        }
+        self
     }
 
     /// Returns the shard's number, and its handle for other threads of the process.
@@ -154,7 +169,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Executes calls until the end. Errors of single requests do not end the owner.
+    /// Executes calls until the end.
     async fn serve(&mut self, now_ms: impl Fn() -> u64) -> Result<End, KvError> {
         loop {
             let calls = match self.server.recv_many(CALLS_MAX).await {
@@ -186,7 +201,7 @@ impl Owner {
                 };
                 match done {
                     Ok(()) => answers.push((call, answer)),
-                    Err(error) if ends_owner(&error) => return Err(error),
+                    Err(error) if !self.outlives_memory || ends_owner(&error) => return Err(error),
                     // Memory of another node cannot be reached. The dropped call fails at its caller.
                     Err(_) => {}
                 }
@@ -196,7 +211,7 @@ impl Owner {
             if is_last {
                 return Ok(End::Requested);
             }
-            self.shard.sweep_batch(now_ms()).await;
+            self.shard.sweep_batch(now_ms()).await?;
         }
     }
 }

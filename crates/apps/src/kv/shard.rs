@@ -75,6 +75,8 @@ pub(super) struct Shard {
     is_evicting: bool,
     /// True if the last request was refused because its bucket is full.
     is_bucket_full: bool,
+    /// True if the shard continues without keys after a loss of memory.
+    pub(super) outlives_memory: bool,
     /// True if memory of the shard was lost with a node.
     is_lost: bool,
     /// Total number of removed or replaced entries.
@@ -176,6 +178,7 @@ impl Shard {
             evicted: 0,
             is_evicting: false,
             is_bucket_full: false,
+            outlives_memory: false,
             is_lost: false,
             removals,
             failed_compaction,

@@ -183,7 +183,8 @@ fn serve(
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let &Task { number, is_replacement, .. } = task;
-    let place = Place { name: &task.name, number, functions: FUNCTION, is_replacement };
+    let place =
+        Place { name: &task.name, number, functions: FUNCTION, is_replacement, outlives_memory: true };
     let clock = shards::clock();
     shards::own(worker, &place, clock.clone(), |shard| play_part(worker, task, shard, clock))
 }
@@ -264,4 +265,19 @@ fn place_shards(worker: &Worker, task: &Task, nodes: &[u32]) -> anyhow::Result<(
         placed => placed,
     };
     placed.context("cannot record the new node of a shard")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_other_than_loopback_need_a_password() {
+        for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert!(check_listen(loopback, false).is_ok(), "{loopback}");
+        }
+        for open in ["0.0.0.0:1", "[::]:1", "[::ffff:10.0.0.1]:1"] {
+            assert!(check_listen(open, false).is_err() && check_listen(open, true).is_ok(), "{open}");
+        }
+    }
 }

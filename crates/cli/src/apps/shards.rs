@@ -23,6 +23,8 @@ pub(super) struct Place<'a> {
     pub(super) functions: Function,
     /// True if the process of an earlier owner was killed. Its regions may remain, in memory of other nodes.
     pub(super) is_replacement: bool,
+    /// True if the shard continues without keys when its memory is lost with a node.
+    pub(super) outlives_memory: bool,
 }
 
 /// Checks the number of shards.
@@ -46,7 +48,7 @@ pub(super) fn own(
     clock: Clock,
     play: impl FnOnce((usize, Local)) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let &Place { name, number, functions, is_replacement } = place;
+    let &Place { name, number, functions, is_replacement, outlives_memory } = place;
     let session = &worker.session;
     let function = Function(functions.0 + number as u32);
     if is_replacement {
@@ -54,7 +56,10 @@ pub(super) fn own(
     }
     let creating = Owner::create(session.as_async(), name, number, function, Permissions::empty());
     let owner = session.block_on(creating);
-    let owner = owner.with_context(|| format!("cannot create a shard of the store {name:?}"))?;
+    let mut owner = owner.with_context(|| format!("cannot create a shard of the store {name:?}"))?;
+    if outlives_memory {
+        owner = owner.outliving_memory();
+    }
     let (stopper, shard) = (owner.stopper(), owner.local());
     // Set when the shard must end. Orders no other memory.
     let is_ending = AtomicBool::new(false);

@@ -243,7 +243,13 @@ fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let &Task { number, .. } = task;
-    let place = Place { name: &task.name, number, functions: FUNCTION, is_replacement: false };
+    let place = Place {
+        name: &task.name,
+        number,
+        functions: FUNCTION,
+        is_replacement: false,
+        outlives_memory: false,
+    };
     shards::own(worker, &place, shards::clock(), |_| play_part(worker, task))
 }
 

@@ -97,6 +97,11 @@ fn put_checks_cluster_and_name_before_it_reads() {
     assert!(fails("put taken -").contains("exists already"));
     let long = "n".repeat(256);
     assert!(fails(&format!("put {long} -")).contains("the maximum is 255"));
+    let unnamed = scratch.command("put").args(["", "-"]).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&unnamed.stderr).contains("give a name of 1 to 255 bytes"),
+        "{unnamed:?}"
+    );
 }
 
 #[test]

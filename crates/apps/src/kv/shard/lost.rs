@@ -11,7 +11,7 @@ impl Shard {
     /// Handles the error of a request: if memory of the shard was lost, replaces the shard by an empty one. If that
     /// fails, for example because no node has memory, the next request tries again.
     pub(in super::super) async fn handle_error(&mut self, error: &KvError) {
-        if self.is_lost || is_loss(error) {
+        if self.outlives_memory && (self.is_lost || is_loss(error)) {
             let (name, number) = (&self.name, self.number);
             if !std::mem::replace(&mut self.is_lost, true) {
                 tracing::warn!(
@@ -41,7 +41,7 @@ impl Shard {
         // The keys that clients watch are gone.
         let change_counts = self.change_counts.iter().map(|count| count + 1).collect();
         let (limit_bytes, eviction, evicted) = (self.limit_bytes, self.eviction, self.evicted);
-        *self = Shard { change_counts, limit_bytes, eviction, evicted, ..fresh };
+        *self = Shard { change_counts, limit_bytes, eviction, evicted, outlives_memory: true, ..fresh };
         Ok(())
     }
 }
