@@ -461,7 +461,8 @@ impl Connection {
     /// Registers with epoll for the events that the connection waits for.
     pub(super) fn set_interest(&mut self, epoll: &OwnedFd, client: u64) -> Result<(), Over> {
         let mut interest = epoll::EventFlags::empty();
-        interest.set(epoll::EventFlags::IN, self.has_room() && !self.wants_turn);
+        let is_behind = self.wants_turn && self.input.len() >= wire::SLICE_BYTES;
+        interest.set(epoll::EventFlags::IN, self.has_room() && !is_behind);
         interest.set(epoll::EventFlags::OUT, !self.output.is_empty());
         if interest == self.interest {
             return Ok(());

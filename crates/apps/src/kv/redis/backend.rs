@@ -115,10 +115,11 @@ impl Backend {
     }
 
     /// Removes some expired keys from this process's shards.
-    pub(super) async fn sweep(&self) {
+    pub(super) async fn sweep(&self) -> Result<(), KvError> {
         for local in self.locals.iter().flatten() {
-            local.sweep_batch(self.now_ms).await;
+            local.sweep_batch(self.now_ms).await?;
         }
+        Ok(())
     }
 
     /// Returns the next task to start, if any.

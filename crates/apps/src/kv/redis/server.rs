@@ -325,8 +325,7 @@ impl Server {
         for number in touched {
             self.finish_turn(number)?;
         }
-        self.backend.sweep().await;
-        Ok(())
+        Ok(self.backend.sweep().await?)
     }
 
     /// Starts a task. Adds connections that receive replies at once to `active`.
