@@ -296,6 +296,8 @@ impl Connection {
         }
         let input = std::mem::take(&mut self.input);
         let mut at = 0;
+        // A message asks for its whole length, so its bytes that have arrived must not count as well.
+        self.charge();
         // The client wrote the lines in front of each message before it sent the message.
         self.drain_ring()?;
         while self.has_room()

@@ -147,6 +147,7 @@ impl Server {
                     self.turns.add(id.client);
                 }
             }
+            self.take_turns();
             // Other sessions of their principals may have received replies.
             let (clients, turns) = (&self.clients, &mut self.turns);
             self.stalled.retain(|client| {
@@ -157,7 +158,6 @@ impl Server {
                 }
                 !may_continue
             });
-            self.take_turns();
             // The node has ended all waits, so the clients have received the errors.
             if is_over {
                 return;
