@@ -28,7 +28,8 @@ fn acknowledgements_do_not_wait_behind_bulk() {
         newest = two.ended().last().map_or(newest, |(ended, _)| *ended);
         assert!(newest + 3 >= id, "{id} was posted, and only {newest} is acknowledged");
     }
-    assert_eq!(world.counters().retransmitted, 0);
+    // An overdue acknowledgement takes a turn of the link, and may delay one message for longer than its timeout.
+    assert!(world.counters().retransmitted <= 1);
 }
 
 #[test]
