@@ -115,6 +115,7 @@ pub use session::lock::Guard;
 pub use session::qos::{QosError, QosNow};
 pub use session::watch::{NOTIFICATIONS_MAX, Notification, Watch};
 pub use session::{
-    AllocOptions, Lh, NamesMoved, Placement, REGION_BYTES_MAX, ReadOp, Session, SwapOp, Who, WriteOp,
+    AllocOptions, Lh, NamesMoved, Placement, REGION_BYTES_MAX, ReadOp, RegionPages, Session, SwapOp, Who,
+    WriteOp,
 };
 pub use session::{blocking, typed};

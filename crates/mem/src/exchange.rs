@@ -29,20 +29,20 @@
 
 mod memory;
 
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 use std::io;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 use std::os::fd::OwnedFd;
 
 use self::memory::Lines;
 use crate::sync::{AtomicBool, Ordering};
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 use crate::{OpenError, OutOfBounds, Segment, Window};
 
 /// Number of slots: the maximum number of requests that a client may have outstanding.
-pub const SLOTS: usize = if cfg!(loom) { 2 } else { 32 };
+pub const SLOTS: usize = if cfg!(all(loom, test)) { 2 } else { 32 };
 /// Number of 64-bit words in a line.
-pub const WORDS: usize = if cfg!(loom) { 2 } else { 8 };
+pub const WORDS: usize = if cfg!(all(loom, test)) { 2 } else { 8 };
 /// Length of each slot's data area, in bytes.
 pub const SLOT_BYTES: usize = 64 << 10;
 
@@ -57,11 +57,11 @@ pub const TAG_BITS: u32 = 16;
 /// Index of the line in which a side announces that it sleeps; the lines of requests or replies follow.
 const HEADER_LINE: usize = 0;
 /// Offset of the data areas, in bytes: one page.
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 const DATA_OFFSET: u64 = 4096;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 const REQUESTS_BYTES: u64 = DATA_OFFSET + (SLOTS * SLOT_BYTES) as u64;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 const REPLIES_BYTES: u64 = 4096;
 
 /// The client's end of an exchange. Any thread may use it.
@@ -69,7 +69,7 @@ const REPLIES_BYTES: u64 = 4096;
 pub struct Client {
     requests: Lines,
     replies: Lines,
-    #[cfg(not(loom))]
+    #[cfg(not(all(loom, test)))]
     data: Window,
     /// True for each slot that is free again. Taking the lock of the claims instead would cost each operation a second
     /// lock, and one word for all slots would cost a locked instruction.
@@ -102,7 +102,7 @@ pub struct Claim {
 pub struct Server {
     requests: Lines,
     replies: Lines,
-    #[cfg(not(loom))]
+    #[cfg(not(all(loom, test)))]
     data: Window,
     /// Number of requests taken so far.
     taken: u64,
@@ -121,7 +121,7 @@ pub struct BadSlot;
 
 /// Creates an exchange. Returns the server's end, and the two descriptors that the client passes to [`Client::open`].
 /// Fails if the system lacks memory or descriptors, or if the kernel is older than Linux 5.1.
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 pub fn create() -> io::Result<(Server, [OwnedFd; 2])> {
     use rustix::fs::SealFlags;
     use std::sync::Arc;
@@ -136,7 +136,7 @@ pub fn create() -> io::Result<(Server, [OwnedFd; 2])> {
     Ok((server, [requests_fd, replies_fd]))
 }
 
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 fn windows(requests: &std::sync::Arc<Segment>, replies: &std::sync::Arc<Segment>) -> (Lines, Window, Lines) {
     let inside = "the lengths are constants";
     let lines = |segment: &std::sync::Arc<Segment>| Lines::new(segment.window(0, DATA_OFFSET).expect(inside));
@@ -230,7 +230,7 @@ impl Claims {
 impl Client {
     /// Opens the client's end with the two descriptors that [`create`] returned. Fails if a descriptor is not a memfd
     /// of the expected kind and length, or if it cannot be mapped.
-    #[cfg(not(loom))]
+    #[cfg(not(all(loom, test)))]
     pub fn open([requests, replies]: [OwnedFd; 2]) -> Result<Client, OpenError> {
         let requests = Segment::open_streaming(requests, REQUESTS_BYTES)?;
         let replies = Segment::open_read_only(replies, REPLIES_BYTES)?;
@@ -263,20 +263,20 @@ impl Client {
     }
 
     /// Copies `bytes` into the data area of a claimed slot. Fails if they are longer than [`SLOT_BYTES`].
-    #[cfg(not(loom))]
+    #[cfg(not(all(loom, test)))]
     pub fn write(&self, claim: Claim, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.data.write(data_at(claim.slot, bytes.len())?, bytes)
     }
 
     /// Fills `into` from the start of the data area of a claimed slot. Fails if `into` is longer than [`SLOT_BYTES`].
-    #[cfg(not(loom))]
+    #[cfg(not(all(loom, test)))]
     pub fn read(&self, claim: Claim, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.data.read(data_at(claim.slot, into.len())?, into)
     }
 }
 
 /// Returns the offset of a slot's data area. Fails if the slot does not exist or `len` exceeds [`SLOT_BYTES`].
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 fn data_at(slot: usize, len: usize) -> Result<u64, OutOfBounds> {
     match slot < SLOTS && len <= SLOT_BYTES {
         true => Ok((slot * SLOT_BYTES) as u64),
@@ -350,19 +350,19 @@ impl Server {
 
     /// Returns the memory of all data areas, and the offset in bytes of the data area of `slot` in this memory. The
     /// client may change the bytes at any time.
-    #[cfg(not(loom))]
+    #[cfg(not(all(loom, test)))]
     pub fn data(&self, slot: usize) -> (&Window, u64) {
         (&self.data, (slot * SLOT_BYTES) as u64)
     }
 
     /// Copies `bytes` into the data area of `slot`. Fails if they are longer than [`SLOT_BYTES`].
-    #[cfg(not(loom))]
+    #[cfg(not(all(loom, test)))]
     pub fn write(&self, slot: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         self.data.write(data_at(slot, bytes.len())?, bytes)
     }
 
     /// Fills `into` from the start of the data area of `slot`. Fails if `into` is longer than [`SLOT_BYTES`].
-    #[cfg(not(loom))]
+    #[cfg(not(all(loom, test)))]
     pub fn read(&self, slot: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
         self.data.read(data_at(slot, into.len())?, into)
     }

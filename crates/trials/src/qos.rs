@@ -60,12 +60,13 @@ struct Written {
 /// beside long ones, between two nodes with the hardware of `profile`.
 pub fn qos(profile: &Profile) -> String {
     let link = profile.bandwidth_bytes_per_us * 1_000_000;
-    let mut text = HEADING.to_owned();
-    for policy in [Policy::SwPri, Policy::HwSep, Policy::None] {
-        let rate = (policy == Policy::HwSep).then_some(link);
-        text.push_str(&row(profile, Qos { policy, rate }));
-    }
-    text
+    std::thread::scope(|scope| {
+        let rows = [Policy::SwPri, Policy::HwSep, Policy::None].map(|policy| {
+            let rate = (policy == Policy::HwSep).then_some(link);
+            scope.spawn(move || row(profile, Qos { policy, rate }))
+        });
+        rows.into_iter().fold(HEADING.to_owned(), |text, row| text + &row.join().expect("its phases end"))
+    })
 }
 
 const HEADING: &str = "\

@@ -33,7 +33,7 @@ const SLOTS_PER_KEY_MAX: u64 = 32;
 /// Maximum number of expired keys that are removed at a time.
 const SWEEP_MAX: usize = 64;
 /// Maximum number of keys per answer to a scan.
-const SCAN_MAX: u64 = 10_000;
+pub(super) const SCAN_MAX: u64 = 10_000;
 /// Maximum bytes of keys per answer to a scan, except those of its last bucket.
 const SCAN_BYTES_MAX: usize = 1 << 20;
 /// Number of change counters. A key's hash selects its counter, so several keys share one.

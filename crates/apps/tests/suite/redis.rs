@@ -89,14 +89,23 @@ fn only_values_up_to_the_maximum_are_accepted() {
 }
 
 #[test]
+fn many_keys_are_set_by_one_request() {
+    set_by_one_request(20_000);
+}
+
+#[test]
 #[ignore = "slow: .ci/deep slow"]
 fn half_a_million_keys_are_set_by_one_request() {
+    set_by_one_request(1 << 19);
+}
+
+fn set_by_one_request(count: usize) {
     let served = Served::new();
     let mut client = served.client();
-    let args = (0..1 << 19).map(|number| format!("$6\r\n{number:06}\r\n$1\r\nv\r\n"));
-    client.send(format!("*{}\r\n$4\r\nmset\r\n{}", (1 << 20) + 1, args.collect::<String>()));
+    let args = (0..count).map(|number| format!("$6\r\n{number:06}\r\n$1\r\nv\r\n"));
+    client.send(format!("*{}\r\n$4\r\nmset\r\n{}", 2 * count + 1, args.collect::<String>()));
     client.expect("+OK\r\n");
-    client.check("dbsize", ":524288\r\n");
+    client.check("dbsize", format!(":{count}\r\n").as_str());
     // A scan returns about 10,000 keys at a time, and the rest of the last bucket.
     let (_, keys) = client.scan("0", "count 1000000");
     assert!((10_000..10_016).contains(&keys.len()), "{}", keys.len());
@@ -474,11 +483,14 @@ fn memory_of_short_values_is_reused_for_long_ones() {
 
 /// Returns a number of `INFO`.
 fn info(client: &mut Client, name: &str) -> u64 {
+    info_text(client, name).parse().unwrap()
+}
+
+fn info_text(client: &mut Client, name: &str) -> String {
     client.send("info\r\n");
     let Value::Bytes(text) = client.reply() else { panic!("INFO replies with a text") };
     let text = String::from_utf8(text).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
-    line.parse().unwrap()
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap().to_owned()
 }
 
 const OOM: &str = "-OOM command not allowed when used memory > 'maxmemory'.\r\n";
@@ -510,6 +522,7 @@ fn writes_are_refused_at_the_limit_of_memory() {
     let mut client = served.client();
     client.check("config set maxmemory 4mb maxmemory-policy NoEviction", "+OK\r\n");
     client.check("config get maxmemory", "*2\r\n$9\r\nmaxmemory\r\n$7\r\n4194304\r\n");
+    assert_eq!(info_text(&mut client, "maxmemory_policy"), "noeviction");
     client.check_args(&[b"setex", b"brief", b"10", &[b'v'; 100_000]], "+OK\r\n");
     let keys = fill(&mut client, "k", &[b'v'; 10_000]);
     assert!(info(&mut client, "used_memory").abs_diff(4 * MIB) < 64 << 10);

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::Path;
 
-use futures_util::future::try_join;
 use halite::{ListedRegions, Lost, LostRegion, NamedServer, RegionInfo, Session, UnreachableRegion};
 use serde::Serialize;
 
@@ -27,17 +26,13 @@ pub fn run(dir: &Path, args: &Ls) -> anyhow::Result<()> {
     client.session.block_on(print_regions(client.session.as_async(), args.listing.json))
 }
 
-/// Prints each page while the node gathers the next one.
 async fn print_regions(session: &Session, is_json: bool) -> anyhow::Result<()> {
     let lost = session.list_lost().await.map_err(attempting("list", "regions".to_owned()))?;
     let mut listing = Printed::new(is_json);
-    let mut page = session.list_page(None).await?;
-    while let Some(after) = page.next.take() {
-        let printing = async { Ok(listing.print(page)?) };
-        let next = async { Ok::<_, anyhow::Error>(session.list_page(Some(&after)).await?) };
-        (page, _) = try_join(next, printing).await?;
+    let mut pages = session.list_pages();
+    while let Some(page) = pages.next().await? {
+        listing.print(page)?;
     }
-    listing.print(page)?;
     listing.end(&lost)
 }
 

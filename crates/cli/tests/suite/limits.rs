@@ -94,6 +94,22 @@ fn a_command_that_lacks_threads_names_the_limit() {
     assert!(doctor.contains("error    threads: "), "{doctor}");
 }
 
+#[test]
+fn a_user_that_lacks_threads_learns_the_limit() {
+    if rustix::process::geteuid().is_root() {
+        return println!("skipped: the limit does not apply to root");
+    }
+    let scratch = Scratch::new("nproc");
+    let perf = scratch.command("perf rpc_lat -t 64");
+    // The threads of all processes of the user count.
+    let mut command = Command::new("prlimit");
+    command.arg("--nproc=24").arg(perf.get_program()).args(perf.get_args()).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    assert!(complaint.contains("the maximum of 24 threads is reached; raise RLIMIT_NPROC"), "{complaint}");
+}
+
 /// Starts `run kv` under each limit from `first` on, up to the one with which it serves a client and ends by a signal.
 /// With a lower limit it must fail, and name the limit.
 fn find_enough(scratch: &Scratch, first: u32, limit: &str, under: impl Fn(u32, &Command) -> Command) {

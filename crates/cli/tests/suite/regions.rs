@@ -141,6 +141,8 @@ fn a_fragmented_arena_tells_its_largest_piece() {
     assert!(!complaint.contains("--spread"), "no chunk fits into a piece: {complaint}");
     let doctor = String::from_utf8(scratch.run("doctor --arena 16M").stdout).unwrap();
     assert!(doctor.contains("warning  pieces: node 0 has "), "{doctor}");
+    let status = String::from_utf8(scratch.run("status").stderr).unwrap();
+    assert!(status.contains("free, in pieces of at most "), "{status}");
     scratch.ok("down");
 }
 
@@ -483,4 +485,14 @@ fn a_long_list_has_each_name_once() {
     let rows: Vec<&str> = text.lines().collect();
     assert_eq!((rows.len(), rows[0].split_whitespace().next()), (1 + 2600, Some("name")));
     assert!(rows[1..].iter().all(|row| row.starts_with("name ") && row.len() == rows[1].len()));
+}
+
+#[test]
+fn listed_names_cannot_control_the_terminal() {
+    let scratch = Scratch::new("control");
+    let _up = scratch.up(1);
+    let file = scratch.write("file", b"salt").display().to_string();
+    let mut put = scratch.command("put");
+    assert!(put.args(["gpj.\u{202e}\u{200b}\u{1b}[31m", &file]).output().unwrap().status.success());
+    assert!(scratch.ok("ls").contains("gpj.\\u{202e}\\u{200b}\\u{1b}[31m"), "{}", scratch.ok("ls"));
 }

@@ -32,7 +32,7 @@ use crate::session::attached::wire::{Refusal, SLICE_BYTES, Welcome};
 const SESSIONS_MAX: usize = 1024;
 /// Connections beyond this maximum that the node's own user may have.
 const RESERVED: usize = 64;
-/// Maximum number of connections that have not said hello, of which the oldest ends for each further connection.
+/// Maximum number of connections that have not said hello; the oldest ends when one more comes.
 const SILENT_MAX: usize = 256;
 /// Pause, in ms, before the next accept after the system ran out of descriptors.
 const SHORTAGE_MS: i64 = 100;

@@ -79,6 +79,7 @@ impl Socket {
                 Ok(seen) if seen.bytes > 0 => {
                     let _ = rustix::net::recv(self.as_fd(), &mut bytes[..seen.bytes], RecvFlags::empty());
                 }
+                Err(Errno::INTR) => {}
                 _ => return true,
             }
         }

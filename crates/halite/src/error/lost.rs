@@ -39,8 +39,11 @@ pub struct UnreachableRegion {
 }
 
 /// All names in use in the cluster.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ListedRegions {
+    // The first field, so that an attached session can request the next page before it decodes this one.
+    /// The name after which the list continues; `None` if the list is complete.
+    pub next: Option<String>,
     /// Regions whose homes answer.
     pub regions: Vec<RegionInfo>,
     /// Regions whose homes are unreachable now, or that moved from home to home faster than the list could follow.
@@ -48,8 +51,6 @@ pub struct ListedRegions {
     /// Names in etcd whose entries were overwritten, so that they point to no region.
     /// [`Session::forget_name`](crate::Session::forget_name) frees such a name.
     pub damaged: Vec<String>,
-    /// The name after which the list continues; `None` if the list is complete.
-    pub next: Option<String>,
 }
 
 impl Lost {

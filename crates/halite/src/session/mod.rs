@@ -54,6 +54,7 @@ use crate::session::calls::Services;
 use crate::session::lock::Locks;
 
 pub use halite_tier::effect::Placement;
+pub use regions::RegionPages;
 pub(crate) use regions::check_name;
 
 /// Maximum length of a region, in bytes: the address space of a process, 128 TiB.

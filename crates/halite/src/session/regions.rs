@@ -1,5 +1,6 @@
 //! Operations on regions, the directory of names and the cluster.
 
+use std::fmt;
 use std::time::Duration;
 
 use halite_tier::effect::{Command, Outcome};
@@ -16,9 +17,10 @@ use crate::error::{
     AccessError, Gone, ListedRegions, LostRegion, RegionCause, RegionError, UnreachableRegion,
 };
 use crate::metrics::{AttachedSession, PrincipalUse};
-use crate::session::attached::wire::Request;
+use crate::session::attached::wire::{self, Request};
+use crate::session::attached::{Client, Pending, decoded};
 use crate::session::{
-    AllocOptions, CommandFuture, Embedded, Lh, NamesMoved, Placement, REGION_BYTES_MAX, Session, Who,
+    AllocOptions, CommandFuture, Embedded, Kind, Lh, NamesMoved, Placement, REGION_BYTES_MAX, Session, Who,
     describe_slot, embedded,
 };
 
@@ -30,6 +32,70 @@ macro_rules! asking {
             client.ask(&$request, |gone| $object.failed($operation, gone.into())).await
         })
     };
+}
+
+/// The pages of a list of regions. See [`Session::list_pages`].
+pub struct RegionPages<'s> {
+    session: &'s Session,
+    page: Page,
+}
+
+impl fmt::Debug for RegionPages<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionPages").field("session", self.session).finish_non_exhaustive()
+    }
+}
+
+/// The next page of a list.
+enum Page {
+    /// The page after this name, or the first one.
+    After(Option<String>),
+    /// The page that an attached session has requested.
+    Requested(Pending),
+    /// There is none.
+    None,
+}
+
+impl RegionPages<'_> {
+    /// Returns the next page; `None` after the last one, and after an error.
+    pub async fn next(&mut self) -> Result<Option<ListedRegions>, RegionError> {
+        let page = match (&self.session.kind, std::mem::replace(&mut self.page, Page::None)) {
+            (_, Page::None) => return Ok(None),
+            (Kind::Attached(client), Page::After(after)) => {
+                let request = Request::ListPage(after.as_deref());
+                let pending = client.post(&request, &[]).map_err(pages_lost)?;
+                self.decode(client, pending.await)?
+            }
+            (Kind::Attached(client), Page::Requested(pending)) => self.decode(client, pending.await)?,
+            (_, Page::After(after)) => self.session.list_page(after.as_deref()).await?,
+            (Kind::Embedded(_), Page::Requested(_)) => {
+                unreachable!("only an attached session requests pages")
+            }
+        };
+        if let (Page::None, Some(after)) = (&self.page, &page.next) {
+            self.page = Page::After(Some(after.clone()));
+        }
+        Ok(Some(page))
+    }
+
+    /// Decodes a page, after it has requested the next one.
+    fn decode(
+        &mut self,
+        client: &Client,
+        reply: Result<Vec<u8>, Gone>,
+    ) -> Result<ListedRegions, RegionError> {
+        if let Ok(bytes) = &reply
+            && let Some((Ok(Some(after)), _)) = wire::decode::<Result<Option<&str>, RegionError>>(bytes)
+        {
+            let posted = client.post(&Request::ListPage(Some(after)), &[]);
+            self.page = Page::Requested(posted.map_err(pages_lost)?);
+        }
+        decoded(client.node(), reply, pages_lost).map(|answer| answer.value)
+    }
+}
+
+fn pages_lost(gone: Gone) -> RegionError {
+    Object::All("regions").failed("list", gone.into())
 }
 
 /// Operations on regions, the directory and the cluster.
@@ -167,16 +233,15 @@ impl Session {
         self.list_all().await.map(|listed| listed.regions)
     }
 
-    /// Lists all names in use in the cluster, as [`Session::list_page`] does. Each list in the result is ordered by
+    /// Lists all names in use in the cluster, as [`Session::list_pages`] does. Each list in the result is ordered by
     /// name.
     pub async fn list_all(&self) -> Result<ListedRegions, RegionError> {
-        let mut all = self.list_page(None).await?;
-        while let Some(after) = all.next.take() {
-            let ListedRegions { regions, unreachable, damaged, next } = self.list_page(Some(&after)).await?;
-            all.regions.extend(regions);
-            all.unreachable.extend(unreachable);
-            all.damaged.extend(damaged);
-            all.next = next;
+        let mut pages = self.list_pages();
+        let mut all = ListedRegions::default();
+        while let Some(page) = pages.next().await? {
+            all.regions.extend(page.regions);
+            all.unreachable.extend(page.unreachable);
+            all.damaged.extend(page.damaged);
         }
         Ok(all)
     }
@@ -186,6 +251,8 @@ impl Session {
     ///
     /// A name that exists from the first page to the last is listed exactly once. A name that is added or removed
     /// meanwhile is listed once or not at all.
+    ///
+    /// [`Session::list_pages`] is faster for a whole list.
     pub async fn list_page(&self, after: Option<&str>) -> Result<ListedRegions, RegionError> {
         let session = asking!(self, "list", Object::All("regions"), Request::ListPage(after));
         let command = Command::List { after: after.map(str::to_owned) };
@@ -197,6 +264,12 @@ impl Session {
             }
             _ => unreachable!("the command returns a list"),
         }
+    }
+
+    /// Lists all names in use in the cluster, page by page, as [`Session::list_page`] does. While the program handles a
+    /// page, the node already gathers the next one.
+    pub fn list_pages(&self) -> RegionPages<'_> {
+        RegionPages { session: self, page: Page::After(None) }
     }
 
     /// Lists the names of all regions that were lost with their homes, ordered by name.

@@ -1,8 +1,8 @@
-//! The lines of an exchange, in a window or, under loom, in a model.
+//! The lines of an exchange, in a window or, in the tests of loom, in a model.
 
-#[cfg(loom)]
+#[cfg(all(loom, test))]
 pub(super) use model::Lines;
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 pub(super) use shared::Lines;
 
 use crate::sync::{Ordering::SeqCst, fence as fence_of};
@@ -12,7 +12,7 @@ pub(super) fn fence() {
     fence_of(SeqCst);
 }
 
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 mod shared {
     use std::sync::atomic::Ordering::Relaxed;
 
@@ -67,7 +67,7 @@ mod shared {
     const INSIDE: &str = "the index of each line is below the number of lines";
 }
 
-#[cfg(loom)]
+#[cfg(all(loom, test))]
 mod model {
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicU64;

@@ -24,7 +24,6 @@ fn each_policy_gives_its_shares() {
         assert!((hw_sep[index] / 125.0 - share).abs() < 0.02, "{table}");
     }
     assert!((none[1] / none[3] - 1.0).abs() < 0.1, "{table}");
-    assert!(table.contains(&row(&slow, Qos { policy: Policy::SwPri, rate: None })), "a second run differs");
 }
 
 /// Regression: each adapter sent requests without a pause and no acknowledgement, until the other one gave up.

@@ -8,6 +8,7 @@ use halite::{CallError, PendingCall};
 
 use super::super::error::KvError;
 use super::super::limit::MemoryLimit;
+use super::super::shard::SCAN_MAX;
 use super::super::store::{BoundedRead, Store, split_cursor};
 use super::super::wire::{Answer, Request, parts};
 use super::backend::Shards;
@@ -471,13 +472,15 @@ async fn send_requests(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &m
     }
 }
 
-/// Returns keys that match a pattern, out of about `count` keys, and the cursor to continue at.
+/// Returns keys that match a pattern, out of about `count` keys, and the cursor to continue at. Scans no more keys than
+/// one shard would at once.
 async fn scan(
     store: &mut Store,
     mut cursor: u64,
     count: u64,
     pattern: &[u8],
 ) -> Result<(u64, Vec<Vec<u8>>), KvError> {
+    let count = count.min(SCAN_MAX);
     let (mut found, mut scanned) = (Vec::new(), 0);
     loop {
         let (shard, from) = split_cursor(cursor);

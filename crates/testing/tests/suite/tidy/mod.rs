@@ -2,6 +2,7 @@
 
 mod cycles;
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -103,6 +104,7 @@ fn links_in_documents_have_targets() {
 #[test]
 fn names_in_the_architecture_exist() {
     let (sources, text) = (files(".rs"), read(&root().join("ARCHITECTURE.md")));
+    let constants: HashSet<&str> = sources.iter().flat_map(|source| declared(&source.text)).collect();
     let mut findings = Vec::new();
     for (number, line) in prose(&text) {
         for code in line.split('`').skip(1).step_by(2).filter(|code| !code.contains("NAME")) {
@@ -110,9 +112,9 @@ fn names_in_the_architecture_exist() {
                 Some((file, function)) => sources
                     .iter()
                     .find(|source| source.path == format!("{file}.rs"))
-                    .is_some_and(|source| declares(&source.text, function)),
+                    .is_some_and(|source| declared(&source.text).contains(function)),
                 None if code.starts_with("crates/") => root().join(code).exists(),
-                None if is_constant(code) => sources.iter().any(|source| declares(&source.text, code)),
+                None if is_constant(code) => constants.contains(code),
                 None => true,
             };
             if !is_there {
@@ -128,15 +130,16 @@ fn is_constant(code: &str) -> bool {
     code.contains('_') && code.bytes().all(is_allowed) && !code.starts_with("HALITE_")
 }
 
-/// Returns true if the source declares a function or constant with this name.
-fn declares(source: &str, name: &str) -> bool {
-    ["fn", "const"].iter().any(|kind| {
-        let declaration = format!("{kind} {name}");
-        source.match_indices(&declaration).any(|(at, _)| {
-            let next = source[at + declaration.len()..].chars().next();
-            !next.is_some_and(|next| next.is_alphanumeric() || next == '_')
+/// Returns the names of the functions and constants that a source declares.
+fn declared(source: &str) -> HashSet<&str> {
+    let words = || source.split_whitespace();
+    let after_keywords = words().zip(words().skip(1)).filter(|(word, _)| matches!(*word, "fn" | "const"));
+    after_keywords
+        .map(|(_, name)| {
+            let end = name.find(|letter: char| !letter.is_alphanumeric() && letter != '_');
+            &name[..end.unwrap_or(name.len())]
         })
-    })
+        .collect()
 }
 
 /// Returns the numbered lines outside of fenced code.
