@@ -11,8 +11,9 @@
 //! ```
 //!
 //! The turns follow deficit round robin (Shreedhar and Varghese, SIGCOMM 1995): each turn entitles a flow to a number of
-//! bytes, and unused bytes remain while the flow has requests. A long write leaves in parts, so that a short request
-//! waits for one part at most, not for the rest of the write.
+//! bytes, and unused bytes remain while the flow has requests. A flow that has had no requests for a round has the next
+//! turn, as in FQ-CoDel (RFC 8290). A long write leaves in parts, so that a short request waits for one part at most,
+//! not for the rest of the write.
 
 use std::collections::VecDeque;
 
@@ -24,7 +25,7 @@ const REQUEST_BYTES: u64 = 256;
 /// The waiting requests, by flow.
 #[derive(Debug)]
 pub(super) struct Backlog<T> {
-    /// The flows with requests, in the order of their turns.
+    /// The flows in the order of their turns. A flow without requests stays until its turn.
     flows: VecDeque<Flow<T>>,
     len: usize,
 }
@@ -62,7 +63,10 @@ impl<T> Backlog<T> {
         let entry = Entry { request, bytes, is_divisible };
         match self.flows.iter_mut().find(|waiting| waiting.number == flow) {
             Some(waiting) => waiting.requests.push_back(entry),
-            None => self.flows.push_back(Flow { number: flow, credit: 0, requests: VecDeque::from([entry]) }),
+            None => {
+                let requests = VecDeque::from([entry]);
+                self.flows.push_front(Flow { number: flow, credit: TURN_BYTES, requests });
+            }
         }
     }
 
@@ -70,9 +74,12 @@ impl<T> Backlog<T> {
     /// `part_bytes` bytes instead: `divide` returns them as a request, and leaves the rest.
     pub(super) fn pop(&mut self, part_bytes: u64, divide: impl FnOnce(&mut T) -> T) -> Option<T> {
         loop {
-            let is_alone = self.flows.len() == 1;
             let flow = self.flows.front_mut()?;
-            let entry = flow.requests.front_mut()?;
+            let is_alone = flow.requests.len() == self.len;
+            let Some(entry) = flow.requests.front_mut() else {
+                self.flows.pop_front();
+                continue;
+            };
             let leaves_rest = entry.is_divisible && entry.bytes > part_bytes;
             let bytes = if leaves_rest { part_bytes } else { entry.bytes };
             let cost = bytes.saturating_add(REQUEST_BYTES);
@@ -88,7 +95,7 @@ impl<T> Backlog<T> {
             }
             let Entry { request, .. } = flow.requests.pop_front()?;
             if flow.requests.is_empty() {
-                self.flows.pop_front();
+                self.flows.rotate_left(1);
             }
             self.len -= 1;
             return Some(request);
@@ -140,9 +147,25 @@ mod tests {
         assert_eq!(pop(&mut backlog), Some((2, 0)));
         backlog.push(3, 64, false, (3, 0));
         let order: Vec<_> = std::iter::from_fn(|| pop(&mut backlog)).collect();
-        let short = order.iter().position(|request| request.0 == 3);
-        assert!(short.is_some_and(|index| index < 2), "{order:?}");
+        assert_eq!(order[0], (3, 0), "{order:?}");
         let parts: Vec<_> = order.iter().filter(|request| request.0 == 2).map(|request| request.1).collect();
         assert_eq!(parts, (1..15).map(|part| part * 8).collect::<Vec<_>>());
+    }
+
+    /// A flow that sends long requests one by one has no more than its share.
+    #[test]
+    fn a_flow_that_returns_within_a_round_waits_for_its_turn() {
+        let mut backlog = Backlog::default();
+        (0..64).for_each(|number| backlog.push(2, 8 << 10, false, (2, number)));
+        backlog.push(3, 8 << 10, false, (3, 0));
+        let mut counts = [0, 0];
+        for _ in 0..64 {
+            let (flow, number): (usize, u32) = backlog.pop(u64::MAX, |request| *request).unwrap();
+            counts[flow - 2] += 1;
+            if flow == 3 {
+                backlog.push(3, 8 << 10, false, (3, number + 1));
+            }
+        }
+        assert!(counts[0] >= 32, "{counts:?}");
     }
 }

@@ -808,7 +808,7 @@ pub(super) const QUEUE_MAX: usize = 1024;
 /// ns. A short request waits behind these packets.
 const UNSENT_NS: u64 = 50_000;
 /// Minimum number of these packets.
-const UNSENT_PACKETS_MIN: u64 = 8;
+const UNSENT_PACKETS_MIN: u64 = 4;
 /// Number of outstanding requests at which a poster that found the queue full gets the room event.
 const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
 
