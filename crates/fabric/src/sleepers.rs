@@ -78,8 +78,8 @@ impl Sleepers {
         let _ = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(place as u64), flags);
     }
 
-    /// Returns a bitmap of the descriptors that had an edge since the last call: the bit at the index of each such
-    /// place is set.
+    /// Returns a bitmap of the descriptors that had an edge since the last call: bit `n` stands for the descriptor at
+    /// place `n`.
     pub fn take_edges_seen(&self) -> u64 {
         // Pairs with the Release in take_edges().
         self.edges.swap(0, AcqRel)

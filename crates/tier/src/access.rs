@@ -231,7 +231,7 @@ impl DataPath {
         into: &mut [u8],
     ) -> Result<usize, Blocked> {
         let pin = self.pins.pin();
-        let mapping = self.allowed(&pin, session, slot, Permissions::READ)?;
+        let mapping = self.authorize(&pin, session, slot, Permissions::READ)?;
         let read = mapping.view.step(offset, into.len() as u64, |window, start, len| {
             let target = &mut into[..len as usize];
             window.read(start, target).expect("the view keeps inside its windows");
@@ -253,7 +253,7 @@ impl DataPath {
         from: &[u8],
     ) -> Result<usize, Blocked> {
         let pin = self.pins.pin();
-        let mapping = self.allowed(&pin, session, slot, Permissions::WRITE)?;
+        let mapping = self.authorize(&pin, session, slot, Permissions::WRITE)?;
         let written = mapping.view.step(offset, from.len() as u64, |window, start, len| {
             window.write(start, &from[..len as usize]).expect("the view keeps inside its windows");
         })?;
@@ -272,7 +272,7 @@ impl DataPath {
         (target, at): (&Window, u64),
     ) -> Result<usize, Blocked> {
         let pin = self.pins.pin();
-        let mapping = self.allowed(&pin, session, slot, Permissions::READ)?;
+        let mapping = self.authorize(&pin, session, slot, Permissions::READ)?;
         let mut fits = true;
         let read = mapping.view.step(offset, len, |window, start, len| {
             fits = target.copy_from(at, window, start, len).is_ok();
@@ -293,7 +293,7 @@ impl DataPath {
         (source, at): (&Window, u64),
     ) -> Result<usize, Blocked> {
         let pin = self.pins.pin();
-        let mapping = self.allowed(&pin, session, slot, Permissions::WRITE)?;
+        let mapping = self.authorize(&pin, session, slot, Permissions::WRITE)?;
         let mut fits = true;
         let written = mapping.view.step(offset, len, |window, start, len| {
             fits = window.copy_from(start, source, at, len).is_ok();
@@ -381,7 +381,7 @@ impl DataPath {
         atomic: Atomic,
     ) -> Result<u64, Blocked> {
         let pin = self.pins.pin();
-        let mapping = self.allowed(&pin, session, slot, Permissions::ATOMIC)?;
+        let mapping = self.authorize(&pin, session, slot, Permissions::ATOMIC)?;
         if !offset.is_multiple_of(WORD_BYTES) {
             return Err(Blocked::Unaligned);
         }
@@ -402,7 +402,7 @@ impl DataPath {
         len: u64,
     ) -> Result<(), Blocked> {
         let pin = self.pins.pin();
-        let mapping = self.allowed(&pin, session, slot, wanted)?;
+        let mapping = self.authorize(&pin, session, slot, wanted)?;
         mapping.view.check(offset, len)
     }
 
@@ -417,12 +417,12 @@ impl DataPath {
         len: u64,
     ) -> Result<usize, Blocked> {
         let pin = self.pins.pin();
-        let mapping = self.allowed(&pin, session, slot, wanted)?;
+        let mapping = self.authorize(&pin, session, slot, wanted)?;
         mapping.view.step(offset, len, |_, _, _| ())
     }
 
     #[inline]
-    fn allowed<'p>(
+    fn authorize<'p>(
         &'p self,
         pin: &'p Pin<'_>,
         session: SessionId,
@@ -485,18 +485,18 @@ impl<'p> Run<'p> {
         }
         let mapping = match self.last {
             Some((last, mapping)) if last == slot => mapping,
-            _ => match self.path.allowed(self.pin, self.session, slot, self.wanted) {
+            _ => match self.path.authorize(self.pin, self.session, slot, self.wanted) {
                 Ok(mapping) => mapping,
                 Err(_) => return false,
             },
         };
         self.last = Some((slot, mapping));
-        let mut is_made = false;
+        let mut is_done = false;
         let stepped = mapping.view.step(offset, len, |window, start, reached| {
-            is_made = reached == len && copy(window, start);
+            is_done = reached == len && copy(window, start);
         });
         // An empty access always succeeds.
-        if stepped.is_ok() && (is_made || len == 0) {
+        if stepped.is_ok() && (is_done || len == 0) {
             (self.accesses, self.bytes) = (self.accesses + 1, self.bytes + len);
             return true;
         }

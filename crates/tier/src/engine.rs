@@ -211,7 +211,7 @@ impl Engine {
     pub fn close_session(&mut self, now_ns: u64, session: SessionId) {
         self.out.set_now(now_ns);
         self.session_side().close(session);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Starts a command of a session. [`Effect::Finish`] reports its result, and may already be queued when this method
@@ -225,7 +225,7 @@ impl Engine {
             return op;
         }
         self.session_side().start(op, session, command);
-        self.settle();
+        self.run_loopback();
         op
     }
 
@@ -247,7 +247,7 @@ impl Engine {
         self.out.set_now(now_ns);
         let Some(received) = self.membership.handle_frame(now_ns, peer, frame) else {
             self.handle_early_frame(peer, frame);
-            return self.settle();
+            return self.run_loopback();
         };
         let Ok(complete) = received.message else { return self.reject(peer) };
         let Some(bytes) = complete else { return };
@@ -255,7 +255,7 @@ impl Engine {
             Ok(message) => self.dispatch(received.from, message),
             Err(_) => return self.reject(peer),
         }
-        self.settle();
+        self.run_loopback();
     }
 
     /// Treats a peer that sends malformed messages as dead.
@@ -263,11 +263,11 @@ impl Engine {
         self.report_peer(peer, News::Malformed);
         self.out.push(Effect::Disconnect(peer));
         self.declare_dead(peer);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Handles queued messages of this node to itself until the queue is empty.
-    fn settle(&mut self) {
+    fn run_loopback(&mut self) {
         while let Some(message) = self.out.poll_loopback() {
             self.dispatch(self.out.incarnation(), message);
         }
@@ -356,7 +356,7 @@ impl Engine {
             Request::Lock { region, .. }
             | Request::Unlock { region, .. }
             | Request::Arrive { region, .. }
-                if self.home_side().defers(requester, region, &request) => {}
+                if self.home_side().defer_or_redirect(requester, region, &request) => {}
             Request::Lock { region, principal, session, wait, base_ns } => {
                 self.out.note_time(base_ns);
                 let waiter = Waiter::new(requester, session, principal, base_ns);
@@ -410,11 +410,11 @@ impl Engine {
         match purpose {
             Purpose::User(op, UserStep::Members(scope)) => self.continue_status(op, scope, from, body),
             Purpose::User(op, step) => self.session_side().continue_command(op, step, from, body),
-            Purpose::Claim(region) => self.home_side().continue_making(region, from, body),
+            Purpose::Claim(region) => self.home_side().continue_creation(region, from, body),
             // The directory has released the name, or has lost it together with its state.
             Purpose::Unclaim(requester, failure) => self.cx().answer(requester, Err(failure)),
             Purpose::Name(region) => self.home_side().handle_named(region, body),
-            Purpose::ReserveForAlloc(region) => self.home_side().continue_making(region, from, body),
+            Purpose::ReserveForAlloc(region) => self.home_side().continue_creation(region, from, body),
             Purpose::ReserveForMove(region) => self.home_side().handle_move_reserved(region, body),
             // A reply that only reports the end of a pairing acknowledges nothing.
             Purpose::Change(..) if matches!(body, Err(ErrorReply::PeerDown(_) | ErrorReply::NotMet(_))) => {}
@@ -434,7 +434,7 @@ impl Engine {
                 }
             }
             Purpose::Wait(op) => self.session_side().end_wait(op, body),
-            Purpose::Room(node) => self.handle_room(node, body),
+            Purpose::FreeBytes(node) => self.handle_free_bytes(node, body),
             Purpose::Vacate(region) => self.handle_vacated(region, body),
             Purpose::TryNames(node) => {
                 let (directory, mut cx) = self.directory_side();
@@ -453,16 +453,16 @@ impl Engine {
         from: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) {
-        let mut hearsay = Vec::new();
+        let mut indirect = Vec::new();
         match body {
             Ok(Reply::Members { members }) if from.node == self.directory.seat() => {
                 self.membership.learn(members, self.out.incarnation().node, self.out.now_ns());
                 self.out.push(Effect::MembersChanged);
             }
-            Ok(Reply::Members { members }) => hearsay = members,
+            Ok(Reply::Members { members }) => indirect = members,
             _ => {}
         }
-        self.session_side().request_statuses(op, scope, hearsay);
+        self.session_side().request_statuses(op, scope, indirect);
     }
 
     fn handle_notice(&mut self, from: NodeIncarnation, notice: Notice) {
@@ -527,7 +527,7 @@ impl Engine {
     pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
         self.out.set_now(now_ns);
         self.owner_side().handle_grown(segment);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Handles the end of the grace period `token`: all accesses that began before it have ended.
@@ -539,7 +539,7 @@ impl Engine {
         if !changed.is_empty() {
             self.out.push(Effect::HandlesChanged(changed));
         }
-        self.settle();
+        self.run_loopback();
     }
 
     /// Handles the completion of [`Effect::Copy`], [`Effect::Fill`] or [`Effect::Fetch`].
@@ -554,14 +554,14 @@ impl Engine {
 
     fn end_copy(&mut self, now_ns: u64, token: Token, failed: Option<CopyFailure>) {
         self.out.set_now(now_ns);
-        let broken_off = self.owner_side().handle_copied(token, failed);
-        self.resume_after_break_off(broken_off);
-        self.settle();
+        let aborted = self.owner_side().handle_copied(token, failed);
+        self.resume_after_abort(aborted);
+        self.run_loopback();
     }
 
-    /// Resumes the work that waited for the end of a command whose requester, `giver`, has lost its pairing.
-    fn resume_after_break_off(&mut self, giver: Option<NodeIncarnation>) {
-        if let Some(incarnation) = giver {
+    /// Resumes the work that waited for the end of a command whose `requester` has lost its pairing.
+    fn resume_after_abort(&mut self, requester: Option<NodeIncarnation>) {
+        if let Some(incarnation) = requester {
             self.home_side().handle_reach_changed(incarnation);
             self.pair_all();
             self.owner_side().release_copied();
@@ -573,14 +573,14 @@ impl Engine {
     pub fn handle_populated(&mut self, now_ns: u64, token: Token, len: u64, is_done: bool) {
         self.out.set_now(now_ns);
         self.owner_side().handle_populated(token, len, is_done);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Handles the completion of [`Effect::Discard`]: the memory reads as zero again.
     pub fn handle_discarded(&mut self, now_ns: u64, token: Token) {
         self.out.set_now(now_ns);
         self.owner_side().handle_discarded(token);
-        self.settle();
+        self.run_loopback();
     }
 
     // Queries by the driver.

@@ -53,7 +53,7 @@ const SEVERAL: u32 = u32::MAX;
 
 /// The layout of a region that is not one window.
 #[derive(Debug)]
-struct Large {
+struct StoredLayout {
     extents: Extents,
     frozen: Option<(u64, u64)>,
 }
@@ -78,7 +78,7 @@ enum TokenWaiter {
 
 /// The mapper's state of one session.
 #[derive(Debug)]
-struct Attributes {
+struct SessionState {
     principal: Principal,
     /// Number of handles.
     handles: u64,
@@ -90,7 +90,7 @@ pub struct Mapper {
     path: Arc<DataPath>,
     regions: BTreeMap<RegionId, Mapped>,
     more: BTreeMap<RegionId, Vec<u32>>,
-    large: BTreeMap<RegionId, Large>,
+    layouts: BTreeMap<RegionId, StoredLayout>,
     /// Pairs of an owner and a home that has ended according to the owner, which therefore holds no chunks for it.
     disowned: BTreeSet<(NodeIncarnation, NodeIncarnation)>,
     changing: BTreeMap<RegionId, Changing>,
@@ -104,7 +104,7 @@ pub struct Mapper {
     dead: BTreeSet<NodeIncarnation>,
     /// Incarnations that have ended but have regions that are still mapped.
     ended: BTreeSet<NodeIncarnation>,
-    sessions: BTreeMap<SessionId, Attributes>,
+    sessions: BTreeMap<SessionId, SessionState>,
     last_session: SessionId,
     tokens: u64,
 }
@@ -116,7 +116,7 @@ impl Mapper {
             path,
             regions: BTreeMap::new(),
             more: BTreeMap::new(),
-            large: BTreeMap::new(),
+            layouts: BTreeMap::new(),
             disowned: BTreeSet::new(),
             changing: BTreeMap::new(),
             waiting: BTreeMap::new(),
@@ -139,7 +139,7 @@ impl Mapper {
             .map(|step| SessionId(last.wrapping_add(step)))
             .find(|id| !self.sessions.contains_key(id))?;
         self.last_session = session;
-        self.sessions.insert(session, Attributes { principal, handles: 0 });
+        self.sessions.insert(session, SessionState { principal, handles: 0 });
         Some(session)
     }
 
@@ -150,12 +150,12 @@ impl Mapper {
 
     /// Returns the principal of a session, or `None` if the session is not open.
     pub fn principal(&self, session: SessionId) -> Option<&Principal> {
-        self.sessions.get(&session).map(|attributes| &attributes.principal)
+        self.sessions.get(&session).map(|session_state| &session_state.principal)
     }
 
     /// Returns the number of handles of a session.
     pub fn handle_count_of(&self, session: SessionId) -> u64 {
-        self.sessions.get(&session).map_or(0, |attributes| attributes.handles)
+        self.sessions.get(&session).map_or(0, |session_state| session_state.handles)
     }
 
     /// Returns the number of handles of all sessions.
@@ -183,10 +183,10 @@ impl Mapper {
         };
         let whole = Mapper::whole(reply, locate).filter(|_| !is_changing);
         if whole.is_some() {
-            self.large.remove(&reply.region);
+            self.layouts.remove(&reply.region);
         } else {
-            let large = Large { extents: reply.extents.clone(), frozen: reply.frozen };
-            self.large.insert(reply.region, large);
+            let stored = StoredLayout { extents: reply.extents.clone(), frozen: reply.frozen };
+            self.layouts.insert(reply.region, stored);
         }
         let owner = whole.map_or(SEVERAL, |extent| self.incarnation_index(extent.owner));
         let view = self.view(reply.home, &reply.extents, reply.frozen, locate);
@@ -195,8 +195,8 @@ impl Mapper {
         }
         let mapping = Mapping { view, region: reply.region, session, permissions, sealed: reply.sealed };
         let (index, generation) = self.path.slots().insert(mapping);
-        if let Some(attributes) = self.sessions.get_mut(&session) {
-            attributes.handles += 1;
+        if let Some(session_state) = self.sessions.get_mut(&session) {
+            session_state.handles += 1;
         }
         match self.regions.get_mut(&reply.region) {
             None => {
@@ -293,8 +293,9 @@ impl Mapper {
         let slots = self.path.slots();
         let session = slots.inspect(index, |mapping| mapping.session);
         let is_retired = slots.retire(index).is_ok();
-        if let Some(attributes) = session.filter(|_| is_retired).and_then(|of| self.sessions.get_mut(&of)) {
-            attributes.handles -= 1;
+        if let Some(session_state) = session.filter(|_| is_retired).and_then(|of| self.sessions.get_mut(&of))
+        {
+            session_state.handles -= 1;
         }
         is_retired
     }
@@ -331,7 +332,7 @@ impl Mapper {
     fn forget_region(&mut self, region: RegionId) {
         self.regions.remove(&region);
         self.more.remove(&region);
-        self.large.remove(&region);
+        self.layouts.remove(&region);
     }
 
     fn handles(&self, region: RegionId) -> Vec<u32> {
@@ -415,18 +416,18 @@ impl Mapper {
 
     fn freeze_range(&mut self, region: RegionId, from: u64, len: u64, layout: Option<Extents>) {
         if let Some(extents) = layout {
-            self.large.insert(region, Large { extents, frozen: None });
+            self.layouts.insert(region, StoredLayout { extents, frozen: None });
             self.set_owner(region, SEVERAL);
         }
-        if let Some(large) = self.large.get_mut(&region) {
-            large.frozen = Some((from, len));
+        if let Some(stored) = self.layouts.get_mut(&region) {
+            stored.frozen = Some((from, len));
         }
     }
 
     fn place_range(&mut self, region: RegionId, from: u64, place: Extent) {
-        if let Some(large) = self.large.get_mut(&region) {
-            large.extents = layout::with_range_at(&large.extents, from, place);
-            large.frozen = None;
+        if let Some(stored) = self.layouts.get_mut(&region) {
+            stored.extents = layout::with_range_at(&stored.extents, from, place);
+            stored.frozen = None;
         }
     }
 
@@ -528,13 +529,13 @@ impl Mapper {
     /// Returns all mapped regions of which `incarnation` is the home or owns bytes.
     fn regions_touching(&self, incarnation: NodeIncarnation) -> Vec<RegionId> {
         let index = self.index_of(incarnation);
-        if index.is_none() && self.large.is_empty() {
+        if index.is_none() && self.layouts.is_empty() {
             return Vec::new();
         }
-        let owned = |large: &Large| large.extents.iter().any(|extent| extent.owner == incarnation);
+        let owned = |stored: &StoredLayout| stored.extents.iter().any(|extent| extent.owner == incarnation);
         let touching = self.regions.iter().filter(|(region, mapped)| {
             let known = index.is_some_and(|index| mapped.home == index || mapped.owner == index);
-            known || self.large.get(region).is_some_and(owned)
+            known || self.layouts.get(region).is_some_and(owned)
         });
         touching.map(|(region, _)| *region).collect()
     }
@@ -578,7 +579,7 @@ impl Mapper {
             // Fails only if the handle was unmapped in the meantime.
             let _ = slots.update(*handle, elapsed, mapping);
         }
-        self.shrink(region, locate);
+        self.drop_redundant_layout(region, locate);
         changing.slots.into_iter().collect()
     }
 
@@ -586,8 +587,8 @@ impl Mapper {
     fn update_view(&self, region: RegionId, mapping: &mut Mapping, locate: &dyn Locate) {
         let Some(mapped) = self.regions.get(&region) else { return };
         let home = self.incarnations[&mapped.home];
-        if let Some(large) = self.large.get(&region) {
-            mapping.view = self.view(home, &large.extents, large.frozen, locate);
+        if let Some(stored) = self.layouts.get(&region) {
+            mapping.view = self.view(home, &stored.extents, stored.frozen, locate);
             return;
         }
         let owner = self.incarnations[&mapped.owner];
@@ -602,13 +603,13 @@ impl Mapper {
     }
 
     /// Drops the stored extents of a region that this node reaches as one window again.
-    fn shrink(&mut self, region: RegionId, locate: &dyn Locate) {
-        let Some(Large { extents, frozen: None }) = self.large.get(&region) else { return };
+    fn drop_redundant_layout(&mut self, region: RegionId, locate: &dyn Locate) {
+        let Some(StoredLayout { extents, frozen: None }) = self.layouts.get(&region) else { return };
         let [extent] = extents[..] else { return };
         if let Place::Direct(window) = locate.place(&extent)
             && !self.dead.contains(&extent.owner)
         {
-            self.large.remove(&region);
+            self.layouts.remove(&region);
             let owner = self.incarnation_index(extent.owner);
             self.remember_key(owner, &window, extent.key);
             self.set_owner(region, owner);

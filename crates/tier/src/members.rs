@@ -195,10 +195,10 @@ impl Members {
     /// Records the nodes on the directory's list of members that are not connected to this node (`me`). Forgets nodes
     /// that are neither connected nor on the list.
     pub fn learn(&mut self, members: Vec<Member>, me: NodeId, now_ns: u64) {
-        let told: BTreeSet<NodeId> = members.iter().map(|member| member.incarnation.node).collect();
+        let listed: BTreeSet<NodeId> = members.iter().map(|member| member.incarnation.node).collect();
         let by_node = &self.by_node;
         let is_here = |node: &NodeId| *node == me || by_node.contains_key(node);
-        self.known.retain(|node, _| is_here(node) || told.contains(node));
+        self.known.retain(|node, _| is_here(node) || listed.contains(node));
         let elsewhere: Vec<Member> =
             members.into_iter().filter(|member| !is_here(&member.incarnation.node)).collect();
         for member in elsewhere {
@@ -460,8 +460,8 @@ impl Members {
         }
     }
 
-    /// Records a heartbeat that a peer sent at `sent_ns` of the peer's clock, while `bytes_taken` of its memory were not
-    /// free.
+    /// Records a heartbeat that a peer sent at `sent_ns` of the peer's clock, while `bytes_taken` of its memory were
+    /// not free.
     pub fn note_beat(&mut self, incarnation: NodeIncarnation, sent_ns: u64, bytes_taken: u64) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.beat_ns = peer.beat_ns.max(sent_ns);

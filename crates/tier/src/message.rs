@@ -63,8 +63,8 @@ pub enum Request {
         /// True if owners must allocate the pages of the chunks before the reply.
         populate: bool,
     },
-    /// To a region's home: let the requesting node map the region for `principal`. If `name` is given, refuse unless the
-    /// region has this name.
+    /// To a region's home: let the requesting node map the region for `principal`. If `name` is given, refuse unless
+    /// the region has this name.
     Map { region: RegionId, principal: Principal, wanted: Permissions, name: Option<String> },
     /// To a region's home: describe the region.
     Stat { region: RegionId },
@@ -596,7 +596,8 @@ impl Member {
 pub enum Notice {
     /// The sender was alive at `sent_ns` on its own clock. `heard_ns` names the last heartbeat that the sender has
     /// received, by the time at which the receiver sent it, on the receiver's clock; 0 if there is none. `time_ns` is
-    /// the time since 1970 on the fastest clock that the sender knows. `bytes_taken` of the sender's memory are not free.
+    /// the time since 1970 on the fastest clock that the sender knows. `bytes_taken` of the sender's memory are not
+    /// free.
     Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64, bytes_taken: u64 },
     /// The sender leaves, and can no longer access the receiver's memory.
     Leave,

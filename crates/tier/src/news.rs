@@ -190,8 +190,8 @@ impl News {
 
     /// Returns true if the event is a problem, which the log should show as a warning.
     pub fn is_trouble(&self) -> bool {
-        let is_none = matches!(self, News::Joined(_) | News::PairedAgain { .. } | News::Left(_));
-        !(is_none
+        let is_membership_change = matches!(self, News::Joined(_) | News::PairedAgain { .. } | News::Left(_));
+        !(is_membership_change
             || matches!(
                 self,
                 News::Exited { .. }

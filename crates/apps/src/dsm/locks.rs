@@ -86,8 +86,8 @@ impl Locks {
             granted = self.check_answers().await;
         }
         if granted.is_err() {
-            // The server may have granted the section meanwhile. If it cannot be reached, its unanswered call to this
-            // worker fails, too, and it ends the section.
+            // The server may have granted the section meanwhile. If the server cannot be reached, its unanswered call
+            // to this worker fails, too, and the server ends the section.
             let _ = self.call([RELEASE, self.me as u64, id]).await;
         }
         granted

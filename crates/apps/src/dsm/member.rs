@@ -89,7 +89,7 @@ impl Member {
     ) -> Result<(Member, Services), DsmError> {
         let Options { name, me, workers, pages: count, patience } = &options;
         let session = session.clone();
-        // First, because the system may refuse it.
+        // First, because the system may refuse to report page faults.
         let pages = Pages::new(session.clone(), faults, *count)?;
         let own_bytes = count.div_ceil(*workers) as u64 * pages.page_bytes();
         let region = region_name(name, *me);

@@ -62,8 +62,8 @@ enum Lost {
 /// Bytes of neighbouring pages of one home: its region, their offset there, and the bytes.
 type HomeWrite = (Lh, u64, Vec<u8>);
 
-/// Maximum number of pages that are read, written or discarded together: 256 KiB, far below what may be under way to
-/// one node. A thread that locks several pages locks them in ascending order.
+/// Maximum number of pages that are read, written or discarded in one batch: 256 KiB, far below what may be under way
+/// to one node. A thread that locks several pages locks them in ascending order.
 const BATCH_PAGES_MAX: usize = 64;
 
 impl Pages {

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_worker_holds_nothing_and_awaits_nothing() {
+    fn a_lost_worker_has_no_sections_or_requests() {
         let mut table = Table::new();
         table.request(span(0, 1, 0..4, Access::Write), 1);
         table.request(span(0, 2, 0..4, Access::Write), 2);

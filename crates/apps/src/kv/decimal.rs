@@ -84,12 +84,12 @@ pub(super) fn parse_integer(text: &[u8]) -> Option<i64> {
         });
     }
     let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
-    let begins_well = match text {
+    let is_canonical = match text {
         [b'0'] => true,
         [b'-', first, ..] | [first, ..] => (b'1'..=b'9').contains(first),
         [] => false,
     };
-    begins_well.then_some(number)
+    is_canonical.then_some(number)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::layout::store_id;
 use super::shard::Shard;
 use super::wire::{Answer, Request, parts, push_part};
 
-/// Maximum number of calls that are received and answered together.
+/// Maximum number of calls that are received and answered in one batch.
 const CALLS_MAX: usize = 32;
 
 /// The reason why an owner ends.
@@ -116,8 +116,8 @@ impl Owner {
         Ok(Owner { shard, number, store_id: store_id(name), server, outlives_memory: false })
     }
 
-    /// Makes the owner continue without keys, in other memory, when memory of the shard is lost with a node. Otherwise the
-    /// owner ends, so that clients never find an empty shard in place of their keys.
+    /// Makes the owner continue without keys, in other memory, when memory of the shard is lost with a node. Otherwise
+    /// the owner ends, so that clients never find an empty shard in place of their keys.
     pub fn outliving_memory(mut self) -> Owner {
         self.outlives_memory = true;
         if let Some(shard) = &mut *self.shard.lock() {
@@ -216,7 +216,7 @@ impl Owner {
     }
 }
 
-/// Returns true after an error that requests to come would meet too, because the owner's node has ended or the shard is
+/// Returns true after an error that later requests would meet, too, because the owner's node has ended or the shard is
 /// damaged.
 fn ends_owner(error: &KvError) -> bool {
     match error {

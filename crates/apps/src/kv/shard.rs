@@ -40,7 +40,8 @@ const SCAN_BYTES_MAX: usize = 1 << 20;
 const CHANGE_COUNTERS: usize = 1 << 16;
 /// Maximum length of a buffer that is kept for the next request.
 pub(super) const KEPT_BYTES_MAX: usize = 2 << 20;
-/// Number of random slots that are tried to find a key to evict. One in two or three is in use, unless keys were removed.
+/// Number of random slots that are tried to find a key to evict. One in two or three is in use, unless keys were
+/// removed.
 const EVICTION_PROBES: usize = 64;
 /// If there is no block for an entry, keys with at least this many bytes are evicted, or a part of all bytes in use if
 /// that is less; then twice as many, for this number of rounds.
@@ -231,7 +232,7 @@ impl Shard {
     }
 
     /// Returns true if compaction waits until eviction has been tried.
-    fn evicts_first(&self) -> bool {
+    fn evicts_before_compaction(&self) -> bool {
         self.eviction != Eviction::Never && !self.is_evicting
     }
 
@@ -418,8 +419,8 @@ impl Shard {
 
     /// Removes an expired key, or else a key that the policy chooses. Returns false if there is none.
     async fn evict(&mut self, now_ms: u64) -> Result<bool, KvError> {
-        let may_go = |at: u64| at <= now_ms || self.eviction == Eviction::SoonestExpiry;
-        if let Some((at, key)) = self.expiring.first().filter(|(at, _)| may_go(*at)).cloned() {
+        let may_evict = |at: u64| at <= now_ms || self.eviction == Eviction::SoonestExpiry;
+        if let Some((at, key)) = self.expiring.first().filter(|(at, _)| may_evict(*at)).cloned() {
             self.evicted += u64::from(at > now_ms);
             // At this time the key has expired, so `find` removes it.
             self.find(at, &key).await?;
@@ -515,7 +516,9 @@ impl Shard {
         }
         let block = match self.heap.allocate(class, bytes).await {
             // Eviction takes less time than compaction, which gains more if much is free.
-            Err(KvError::Full) if self.evicts_first() && !self.heap.is_part_free(EVICTED_DIVISOR) => {
+            Err(KvError::Full)
+                if self.evicts_before_compaction() && !self.heap.is_part_free(EVICTED_DIVISOR) =>
+            {
                 return Err(KvError::Full);
             }
             // Boxed, because it is rare, and a large future otherwise.

@@ -304,8 +304,7 @@ impl Store {
         }
     }
 
-    /// Returns the values of several keys, as [`Store::get`] does. Takes two rounds of remote reads, each for all keys
-    /// together.
+    /// Returns the values of several keys, as [`Store::get`] does. Takes two rounds of remote reads, each for all keys.
     pub async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
         let got = self.get_many_bounded(keys, &mut |_, _| true).await?;
         Ok(got

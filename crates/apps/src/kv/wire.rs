@@ -4,7 +4,7 @@
 //!   request   op u8 | store u64 | number i64 | number i64 | key bytes u32 | key | value        numbers by operation
 //!             store: hash of the store's name, because the same function may serve another store later
 //!   answer    kind u8 | number i64 | bytes
-//!   together  len u32 | request | len u32 | request ...     as a request's value; its answer holds the answers
+//!   batch     len u32 | request | len u32 | request ...     as a request's value; its answer holds the answers
 //! ```
 
 use std::time::Duration;
@@ -220,7 +220,7 @@ pub(super) fn parts(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Maximum length of the answer to `count` requests sent together.
+/// Maximum length of the answer to a batch of `count` requests.
 pub(super) fn batch_answer_bytes_max(count: usize) -> usize {
     SHORT_ANSWER_BYTES + count * (size_of::<u32>() + SHORT_ANSWER_BYTES)
 }
@@ -243,8 +243,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Returns true if the answer has no value, so that the request may be sent together with others: the answers are
-    /// never longer than the requests.
+    /// Returns true if the answer has no value, so that the request may be part of a batch: the answers are never
+    /// longer than the requests.
     pub(super) fn has_short_answer(&self) -> bool {
         match self {
             Request::Set { returns_old, .. } => !returns_old,
@@ -413,7 +413,7 @@ impl<'a> Answer<'a> {
         into.extend(bytes);
     }
 
-    /// Returns the answers to requests that were sent together; if they were refused as a whole, the one refusal.
+    /// Returns the answers to the requests of a batch; if the batch was refused as a whole, the one refusal.
     pub(super) fn each(bytes: &'a [u8]) -> impl Iterator<Item = Option<Answer<'a>>> {
         let whole = Answer::decode(bytes);
         let mut answers = match whole {
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_written_and_cut_ones_refused() {
+    fn messages_round_trip_and_truncated_ones_are_refused() {
         let (key, value) = (&b"key"[..], &b"value"[..]);
         let expires = Expires::After { ms: 7 };
         let mut bytes = Vec::new();

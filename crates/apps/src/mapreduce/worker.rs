@@ -102,7 +102,7 @@ impl<J: Job> WorkerState<'_, J> {
         Ok(Report::Published { sections: self.publisher.publish(&buffers).await? })
     }
 
-    /// Reduces a part. All its sections are under way together.
+    /// Reduces a part. Reads all its sections at the same time.
     async fn reduce(&mut self, part: usize, sections: &[(u32, Section)]) -> Result<Report, Error> {
         let mut reads = Vec::with_capacity(sections.len());
         for (owner, section) in sections {

@@ -65,7 +65,7 @@ fn plain_ranks(edges: &[Edge], iterations: u64) -> BTreeMap<u64, f64> {
 }
 
 /// A graph with repeated edges, loops, vertices without edges to others, and ids of any size.
-fn any_edges(seed: u64, vertices: u64, edges: usize) -> Vec<Edge> {
+fn random_edges(seed: u64, vertices: u64, edges: usize) -> Vec<Edge> {
     let mut random = Rng::with_seed(seed);
     let ids: Vec<u64> =
         (0..vertices).map(|number| if number % 3 == 0 { number } else { random.u64(..) }).collect();
@@ -76,7 +76,7 @@ fn any_edges(seed: u64, vertices: u64, edges: usize) -> Vec<Edge> {
 fn ranks_equal_those_of_a_plain_computation() {
     let cluster = Cluster::new(64 * MIB);
     for (seed, vertices, edges) in [(1, 1, 1), (2, 10, 5), (3, 300, 2000)] {
-        let edges = any_edges(seed, vertices.max(2), edges);
+        let edges = random_edges(seed, vertices.max(2), edges);
         let options = PageRank { iterations: 30, tolerance: 0.0, ..PageRank::default() };
         let ranks = ranks_of(&cluster, &Input::Edges(edges.clone().into()), options);
         let expected = plain_ranks(&edges, 30);
@@ -97,7 +97,7 @@ fn the_engine_on_shared_pages_computes_equal_values() {
     let cluster = Cluster::new(64 * MIB);
     // Several pages per worker, and fewer words than a page has.
     for (seed, vertices, edges) in [(4, 10, 12), (5, 6000, 20_000)] {
-        let input = Input::Edges(any_edges(seed, vertices, edges).into());
+        let input = Input::Edges(random_edges(seed, vertices, edges).into());
         let options = PageRank { iterations: 25, tolerance: 0.0, ..PageRank::default() };
         let expected = ranks_of(&cluster, &input, options);
         let workers = cluster.nodes.len();
@@ -135,7 +135,7 @@ fn components_equal_those_of_a_plain_computation() {
     // Labels travel along a chain one vertex a step, so most steps change few values.
     let chain: Vec<Edge> =
         (0..400).map(|id| (id + 1, id)).chain((1000..1100).map(|id| (id, id + 1))).collect();
-    for edges in [chain, any_edges(5, 2000, 900)] {
+    for edges in [chain, random_edges(5, 2000, 900)] {
         let input = Input::Edges(Arc::from(edges.as_slice()));
         let parts = on_all(&cluster, async |crowd| {
             let shard = Shard::load(&crowd, &input, true).await?;

@@ -60,7 +60,7 @@ impl Client {
     }
 }
 
-/// An expiry of 0 ms once needed memory, and failed in a full store.
+/// An expiry of 0 ms needs no memory.
 #[test]
 fn keys_of_a_full_store_expire_at_once() {
     let shards = Shards::new(4 * MIB);

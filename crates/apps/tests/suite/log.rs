@@ -126,7 +126,7 @@ fn a_full_log_accepts_records_after_a_trim() {
     assert!(matches!(error, LogError::Trimmed { first } if first > 0), "{error}");
 }
 
-/// A run once failed, and left its regions behind, because etcd was unavailable for some seconds.
+/// The directory may be unavailable for some seconds, such as while etcd restarts.
 #[test]
 fn without_the_directory_only_new_segments_fail() {
     let mut cluster = Cluster::new(64 * MIB);

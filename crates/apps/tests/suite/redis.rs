@@ -35,7 +35,7 @@ fn keys_and_values_may_contain_any_bytes() {
 }
 
 #[test]
-fn hello_in_a_transaction_replies_in_the_protocol_that_it_chooses() {
+fn hello_in_a_transaction_uses_the_new_protocol() {
     let served = Served::new();
     let mut client = served.client();
     client.send("multi\r\nhello 3\r\nexec\r\n");
@@ -398,7 +398,7 @@ fn clients_beyond_the_limit_get_an_error() {
 }
 
 #[test]
-fn keys_of_a_lost_owner_fail_until_it_is_replaced() {
+fn keys_of_a_lost_owner_fail_until_a_new_owner_starts() {
     let mut served = Served::new();
     let mut one = served.client();
     let (here, there) = (key_of(0, "k"), key_of(1, "k"));

@@ -36,8 +36,8 @@ pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     }
     for (id, (operation, before)) in (1..).zip(steps) {
         let completion = pair.one.completion();
-        let CompletionKind::Atomic { id: ended, old } = completion.kind else { panic!("{completion:?}") };
-        assert_eq!((ended.0, completion.status, old), (id, Status::Success, before), "{operation:?}");
+        let CompletionKind::Atomic { id: completed, old } = completion.kind else { panic!("{completion:?}") };
+        assert_eq!((completed.0, completion.status, old), (id, Status::Success, before), "{operation:?}");
     }
     assert_eq!(pair.target.1.load_u64(16), Ok(1));
     assert_eq!(pair.target.1.load_u64(8), Ok(0));
@@ -70,6 +70,6 @@ pub fn no_concurrent_atomic_is_lost(harness: &dyn Harness) {
     for id in 0..EACH {
         assert_eq!(three.ended(), (id, Status::Success));
     }
-    let by = if with_owner { 3 } else { 2 };
-    assert_eq!(pair.target.1.load_u64(16), Ok(by * EACH));
+    let adders = if with_owner { 3 } else { 2 };
+    assert_eq!(pair.target.1.load_u64(16), Ok(adders * EACH));
 }

@@ -76,6 +76,6 @@ pub fn simultaneous_dials_connect(harness: &dyn Harness) {
     for peer in &peers[0] {
         one.send(*peer, b"from one", peer.0);
     }
-    let heard: BTreeSet<u32> = peers[0].iter().map(|_| two.received().1).collect();
-    assert_eq!(heard, peers[0].iter().map(|peer| peer.0).collect());
+    let received: BTreeSet<u32> = peers[0].iter().map(|_| two.received().1).collect();
+    assert_eq!(received, peers[0].iter().map(|peer| peer.0).collect());
 }

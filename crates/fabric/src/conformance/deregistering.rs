@@ -63,8 +63,8 @@ pub fn requests_with_a_deregistered_key_are_refused(harness: &dyn Harness) {
 pub fn keys_are_never_reused(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let later = pair.two.register(4096);
-    let (gone, kept) = (pair.target.0, later.0);
-    expect_deregistered(&mut pair.two, &mut pair.one, gone);
+    let (deregistered, kept) = (pair.target.0, later.0);
+    expect_deregistered(&mut pair.two, &mut pair.one, deregistered);
     let last = pair.two.register(4096);
     assert_eq!(last.0, Key(2));
     let mut three = Node::open(harness, "three");
@@ -79,7 +79,7 @@ pub fn keys_are_never_reused(harness: &dyn Harness) {
             assert_eq!(bytes_of(window, 0, 4), b"salt");
         }
     }
-    let remote = RemoteAddress { key: gone, offset: 0 };
+    let remote = RemoteAddress { key: deregistered, offset: 0 };
     three.post(to_two, 2, Operation::Write { local: Local::Inline(b"salt"), remote });
     assert_eq!(three.ended(), (2, Status::RemoteAccess));
     if harness.refusal_ends_connection() {
@@ -122,7 +122,7 @@ pub fn posted_work_completes_before_its_memory_is_released(harness: &dyn Harness
     let mut confirmed = 0;
     while ended.len() < 2 || confirmed == 0 {
         match pair.one.event() {
-            Event::Deregistered { key: gone } if gone == key => confirmed += 1,
+            Event::Deregistered { key: deregistered } if deregistered == key => confirmed += 1,
             Event::Completed(completion) => {
                 let CompletionKind::Done { id } = completion.kind else { panic!("{completion:?}") };
                 ended.push((id.0, completion.status));

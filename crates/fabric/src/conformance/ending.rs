@@ -6,11 +6,11 @@ use crate::{CompletionKind, CutOff, Event, Local, Operation, PostCause, Status};
 
 /// Expects that each end reports the other end as cut off, no matter which end disconnects.
 pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
-    for is_one in [true, false] {
-        let names = [format!("one-{is_one}"), format!("two-{is_one}")];
+    for one_disconnects in [true, false] {
+        let names = [format!("one-{one_disconnects}"), format!("two-{one_disconnects}")];
         let mut pair = Pair::between(harness, [&names[0], &names[1]]);
         let (to_two, to_one) = (pair.to_two, pair.to_one);
-        match is_one {
+        match one_disconnects {
             true => pair.one.fabric.disconnect(to_two),
             false => pair.two.fabric.disconnect(to_one),
         }
@@ -103,8 +103,8 @@ pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
         while events.len() < 2 {
             events.push(pair.two.event());
         }
-        let ends = [Event::Disconnected { peer: to_one }, Event::CutOff { peer: to_one, exited: false }];
-        assert_eq!(events, ends);
+        let expected = [Event::Disconnected { peer: to_one }, Event::CutOff { peer: to_one, exited: false }];
+        assert_eq!(events, expected);
         assert_eq!(pair.one.event(), Event::CutOff { peer: to_two, exited: false });
     }
 }

@@ -28,7 +28,7 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     const EACH: u32 = 20;
     let mut pair = Pair::new(harness);
     let lanes = [SMALL, LONG, Lane { number: 255, class: Class::Bulk, flow: 0 }];
-    let orders = pair.one.fabric.capabilities(pair.to_two).lanes;
+    let lane_count = pair.one.fabric.capabilities(pair.to_two).lanes;
     for number in 0..EACH {
         for lane in lanes {
             let imm = u32::from(lane.number) << 16 | number;
@@ -39,22 +39,22 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
             pair.one.post_in(pair.to_two, lane, &[quiet(0, write), request(imm.into(), send)]);
         }
     }
-    let mut heard = BTreeMap::new();
+    let mut received = BTreeMap::new();
     let mut ended = BTreeMap::new();
     let check_next = |last: &mut BTreeMap<usize, u32>, imm: u32, lane: u32| {
-        let order = Lane { number: lane as u8, class: Class::Bulk, flow: 0 }.order_among(orders);
+        let order = Lane { number: lane as u8, class: Class::Bulk, flow: 0 }.order_among(lane_count);
         assert!(last.get(&order).is_none_or(|before| before & 0xffff <= imm & 0xffff), "lane {lane}: {imm}");
         last.insert(order, imm);
     };
     for _ in 0..EACH * lanes.len() as u32 {
         let (_, imm) = pair.two.received();
-        let landed = pair
+        let written = pair
             .target
             .1
             .load_u64(u64::from(imm >> 16) * 8)
             .expect("the word is aligned and within the segment");
-        assert!(landed >= u64::from(imm & 0xffff), "the message arrived before the write that precedes it");
-        check_next(&mut heard, imm, imm >> 16);
+        assert!(written >= u64::from(imm & 0xffff), "the message arrived before the write that precedes it");
+        check_next(&mut received, imm, imm >> 16);
         let (id, status) = pair.one.ended();
         assert_eq!(status, Status::Success);
         check_next(&mut ended, id as u32, id as u32 >> 16);
@@ -80,8 +80,8 @@ pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     for imm in order {
         assert_eq!(pair.two.received(), (b"small".to_vec(), imm));
         let is_behind = !has_two_lanes || imm == 2;
-        let landed = bytes_of(&pair.target.1, last, 1) == [7];
-        assert_eq!(landed, is_behind, "when message {imm} arrived");
+        let is_written = bytes_of(&pair.target.1, last, 1) == [7];
+        assert_eq!(is_written, is_behind, "when message {imm} arrived");
     }
     let ended: Vec<u64> = (0..3).map(|_| pair.one.ended().0).collect();
     assert_eq!(ended, if has_two_lanes { [3, 1, 2] } else { [1, 2, 3] });

@@ -59,8 +59,8 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     pair.one.try_post(to_two, &[before, request(2, operation), behind]).expect("the requests are accepted");
     assert_eq!(pair.one.ended(), (1, Status::Success));
     assert_eq!(pair.one.ended(), (2, Status::RemoteAccess), "{operation:?}");
-    let ends = pair.one.harness.refusal_ends_connection();
-    if ends {
+    let connection_ends = pair.one.harness.refusal_ends_connection();
+    if connection_ends {
         assert_eq!(pair.one.ended(), (3, Status::Flushed));
         pair.one.gone(to_two);
         pair.two.gone(to_one);
@@ -72,7 +72,7 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     let memory = bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize);
     let mut expected = vec![0; SEGMENT_BYTES as usize];
     expected[..6].copy_from_slice(b"before");
-    expected[64..70].copy_from_slice(if ends { &[0; 6] } else { b"behind" });
+    expected[64..70].copy_from_slice(if connection_ends { &[0; 6] } else { b"behind" });
     assert!(memory == expected, "{operation:?} changed memory");
 }
 

@@ -38,9 +38,9 @@ impl Flood<'_, '_> {
 
     /// Polls the fabric. Returns true if the poll returned events.
     fn handle_events(&mut self) -> bool {
-        let mut is_any = false;
+        let mut has_events = false;
         while let Some(event) = self.node.try_event() {
-            is_any = true;
+            has_events = true;
             match event {
                 Event::Room { peer } => {
                     assert_eq!(
@@ -64,7 +64,7 @@ impl Flood<'_, '_> {
                 event => panic!("unexpected {event:?}"),
             }
         }
-        is_any
+        has_events
     }
 }
 
@@ -74,12 +74,13 @@ pub fn a_flood_both_ways_loses_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let flood = |node, peer| Flood { node, peer, posted: 0, received: 0, may_post: true, refused: 0 };
     let mut floods = [flood(&mut pair.one, pair.to_two), flood(&mut pair.two, pair.to_one)];
-    let mut idle = 0;
+    let mut idle_rounds = 0;
     while floods.iter().any(|flood| flood.received < MANY) {
         floods.iter_mut().for_each(Flood::post);
-        let is_any = floods.iter_mut().fold(false, |is_any, flood| flood.handle_events() | is_any);
-        idle = if is_any { 0 } else { idle + 1 };
-        assert!(idle < 100, "no event arrives, although messages are missing");
+        let has_events =
+            floods.iter_mut().fold(false, |has_events, flood| flood.handle_events() | has_events);
+        idle_rounds = if has_events { 0 } else { idle_rounds + 1 };
+        assert!(idle_rounds < 100, "no event arrives, although messages are missing");
         harness.settle();
     }
     assert!(floods.iter().all(|flood| flood.refused > 0), "no queue was ever full");

@@ -42,17 +42,17 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     let send_one =
         |imm| pair.one.try_post(pair.to_two, &[send(imm, true)]).expect("the request fits the queue");
     for moment in 0..3 {
-        let at = |now| {
+        let send_at = |now| {
             if moment == now {
                 send_one(moment)
             }
         };
-        at(0);
+        send_at(0);
         pair.two.fabric.arm(Some(Sleeper::Progress));
-        at(1);
+        send_at(1);
         let seen = pair.two.fabric.doorbell();
         let early = pair.two.try_event();
-        at(2);
+        send_at(2);
         if early.is_none() {
             assert!(
                 harness.sleep(&*pair.two.fabric, seen),

@@ -24,7 +24,6 @@ fn scripted_pair() -> (Arc<Scripted>, Arc<Scripted>) {
     (Arc::new(Scripted::new("one")), Arc::new(Scripted::new("two")))
 }
 
-/// Polls once.
 fn poll_events(fabric: &dyn Fabric) -> Vec<Event> {
     let mut events = Vec::new();
     let count = fabric.poll(&mut events);
@@ -68,8 +67,9 @@ fn events_have_the_composites_id_of_the_peer() {
     for (index, part) in [&one, &two].into_iter().enumerate() {
         for (theirs, peer) in [(1, peers[2 * index]), (2, peers[2 * index + 1])] {
             let lifetime_events = |peer| {
-                let (gone, off) = (Event::Disconnected { peer }, Event::CutOff { peer, exited: true });
-                [notified(peer), Event::Room { peer }, gone, off]
+                let (disconnected, cut_off) =
+                    (Event::Disconnected { peer }, Event::CutOff { peer, exited: true });
+                [notified(peer), Event::Room { peer }, disconnected, cut_off]
             };
             lifetime_events(PeerId(theirs)).into_iter().for_each(|event| part.add_event(event));
             assert_eq!(poll_events(&both), lifetime_events(peer));
@@ -122,7 +122,7 @@ fn an_address_selects_a_fabric() {
 }
 
 #[test]
-fn a_segment_that_one_fabric_refuses_shifts_no_key() {
+fn keys_stay_equal_after_a_refused_registration() {
     let (one, two) = scripted_pair();
     let both = composite(&one, &two);
     assert_eq!(both.register(segment()).unwrap(), Key(0));

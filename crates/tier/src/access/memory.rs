@@ -80,7 +80,7 @@ impl DataPath {
     /// write it.
     pub fn fill(&self, session: SessionId, at: RegionOffset, len: u64, byte: u8) -> Result<Step, Blocked> {
         let pin = self.pins.pin();
-        let mapping = self.allowed(&pin, session, at.slot, Permissions::WRITE)?;
+        let mapping = self.authorize(&pin, session, at.slot, Permissions::WRITE)?;
         let done = mapping.view.step(at.offset, len, |window, start, len| {
             window.fill(start, len, byte).expect("the view keeps inside its windows");
         })?;
@@ -99,10 +99,10 @@ impl DataPath {
         len: u64,
     ) -> Result<Step, (CopySide, Blocked)> {
         let pin = self.pins.pin();
-        let source = self.allowed(&pin, session, from.slot, Permissions::READ);
+        let source = self.authorize(&pin, session, from.slot, Permissions::READ);
         let source = source.and_then(|source| source.view.check(from.offset, len).map(|()| source));
         let source = source.map_err(|blocked| (CopySide::Source, blocked))?;
-        let target = self.allowed(&pin, session, to.slot, Permissions::WRITE);
+        let target = self.authorize(&pin, session, to.slot, Permissions::WRITE);
         let target = target.and_then(|target| target.view.check(to.offset, len).map(|()| target));
         let target = target.map_err(|blocked| (CopySide::Target, blocked))?;
         if len == 0 {

@@ -73,8 +73,8 @@ impl Embedded {
         }
     }
 
-    /// Creates node `me`'s part after the names have moved back from the store: node 0 waits until the connected `homes`
-    /// have reported their names. `last_id` is the id of the last transaction sent to the store.
+    /// Creates node `me`'s part after the names have moved back from the store: node 0 waits until the connected
+    /// `homes` have reported their names. `last_id` is the id of the last transaction sent to the store.
     pub(crate) fn after_return(
         me: NodeId,
         returned: Returned,
@@ -117,7 +117,7 @@ impl Embedded {
         self.mover = None;
         self.table.changed = None;
         self.outputs.push_back(DirectoryOutput::NotMoved { reason });
-        self.unpark(now_ns);
+        self.serve_parked(now_ns);
     }
 
     /// Passes changed names to the mover.
@@ -127,7 +127,7 @@ impl Embedded {
         }
     }
 
-    fn unpark(&mut self, now_ns: u64) {
+    fn serve_parked(&mut self, now_ns: u64) {
         if self.is_ready() {
             for (requester, question) in std::mem::take(&mut self.parked) {
                 self.ask(now_ns, requester, question);
@@ -149,7 +149,7 @@ impl Embedded {
             }
             Request::FindName { name } => match table.find(&name) {
                 Some((region, home)) => Ok(Reply::Found { region, home: home.node }),
-                None => Err(table.why_absent(&name, now_ns)),
+                None => Err(table.absence_error(&name, now_ns)),
             },
             Request::ListNames { after } => {
                 let (names, more) = table.list(after.as_deref());
@@ -180,7 +180,7 @@ impl Embedded {
         }
     }
 
-    fn part_from(&mut self, incarnation: NodeIncarnation, is_expected: bool, now_ns: u64) {
+    fn handle_parting(&mut self, incarnation: NodeIncarnation, is_expected: bool, now_ns: u64) {
         // A name granted to a requester that cannot receive the reply would never be released.
         self.parked.retain(|(requester, _)| requester.incarnation != incarnation);
         self.reporting.remove(&incarnation);
@@ -188,7 +188,7 @@ impl Embedded {
         if !is_expected {
             self.awaited.remove(&incarnation);
         }
-        self.unpark(now_ns);
+        self.serve_parked(now_ns);
     }
 }
 
@@ -229,7 +229,7 @@ impl Directory for Embedded {
             DirectoryEvent::Meeting => self.meeting = true,
             DirectoryEvent::AllMet => {
                 self.meeting = false;
-                self.unpark(now_ns);
+                self.serve_parked(now_ns);
             }
             DirectoryEvent::Expected(incarnation) => {
                 self.awaited.insert(incarnation);
@@ -239,41 +239,41 @@ impl Directory for Embedded {
             }
             DirectoryEvent::Names { from, names, done } => {
                 self.note_names(from, names);
-                let told =
+                let reported =
                     if done { self.reporting.remove(&from).unwrap_or_default() } else { BTreeSet::new() };
-                // A home may report once more, and claim names meanwhile that it does not count as its own yet.
+                // A later report may lack names that the home has claimed in the meantime.
                 let is_first = done && self.paired.remove(&from) | self.awaited.contains(&from);
                 if is_first {
                     // Names that the home released while disconnected are free.
-                    let given_up = self
+                    let released = self
                         .table
                         .names
-                        .extract_if(.., |name, entry| entry.home == from && !told.contains(name));
-                    let given_up: Vec<Box<str>> = given_up.map(|(name, _)| name).collect();
-                    given_up.iter().for_each(|name| self.table.note_changed(name));
+                        .extract_if(.., |name, entry| entry.home == from && !reported.contains(name));
+                    let released: Vec<Box<str>> = released.map(|(name, _)| name).collect();
+                    released.iter().for_each(|name| self.table.note_changed(name));
                     self.awaited.remove(&from);
-                    self.unpark(now_ns);
+                    self.serve_parked(now_ns);
                 }
             }
             DirectoryEvent::Moved { name, region, epoch, to } => {
                 self.table.hand_over(&name, region, to, epoch)
             }
             DirectoryEvent::Parted { incarnation, is_expected } => {
-                self.part_from(incarnation, is_expected, now_ns)
+                self.handle_parting(incarnation, is_expected, now_ns)
             }
             DirectoryEvent::Ended { incarnation, parting } => {
                 let count = self.table.lose_home(incarnation, parting);
                 if count > 0 {
                     self.outputs.push_back(DirectoryOutput::News(News::NamesLost { count, incarnation }));
                 }
-                self.part_from(incarnation, false, now_ns);
+                self.handle_parting(incarnation, false, now_ns);
             }
             DirectoryEvent::Corrected { incarnation, parting } => {
                 self.table.lost.correct(incarnation, parting);
-                self.table.note_changed_with(incarnation);
+                self.table.note_lost_changed(incarnation);
             }
             DirectoryEvent::Killed { incarnation, by, is_reported } => {
-                self.table.note_changed_with(incarnation);
+                self.table.note_lost_changed(incarnation);
                 if self.table.lost.note_killed(incarnation) && !is_reported {
                     self.outputs.push_back(DirectoryOutput::News(News::KilledBy { incarnation, by }));
                 }
@@ -371,7 +371,7 @@ impl Table {
     }
 
     /// Marks the names lost with a home as changed, since the cause of the loss was corrected.
-    fn note_changed_with(&mut self, home: NodeIncarnation) {
+    fn note_lost_changed(&mut self, home: NodeIncarnation) {
         if let Some(changed) = &mut self.changed {
             changed.extend(self.lost.names_of(|of| of == home));
         }
@@ -386,7 +386,7 @@ impl Table {
     fn state_of(&self, name: &str) -> NameState {
         match (self.names.get(name), self.lost.find(name)) {
             (Some(Entry { region, home, epoch }), _) => {
-                NameState::Leads(NameRecord { region: *region, home: *home, epoch: *epoch })
+                NameState::Assigned(NameRecord { region: *region, home: *home, epoch: *epoch })
             }
             (None, Some((home, parting))) => NameState::Lost(home, parting),
             (None, None) => NameState::Free,
@@ -443,7 +443,7 @@ impl Table {
     }
 
     /// Returns the error for a name without a region, which is free or was lost.
-    fn why_absent(&self, name: &str, now_ns: u64) -> ErrorReply {
+    fn absence_error(&self, name: &str, now_ns: u64) -> ErrorReply {
         match self.lost.find(name) {
             Some((home, parting)) => ErrorReply::Lost { home, loss: parting.loss(now_ns) },
             None => ErrorReply::NotFound,

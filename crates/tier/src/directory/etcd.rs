@@ -77,7 +77,7 @@ pub struct EtcdDirectory {
     /// True if a write of the fence is in progress.
     is_fencing: bool,
     /// True once the task that records the ends of `predecessors` has been queued.
-    are_predecessors_ended: bool,
+    has_ended_predecessors: bool,
     /// Earlier incarnations with this node's number; `None` until the store has listed them.
     predecessors: Option<BTreeSet<NodeIncarnation>>,
     /// Claims that wait for the fence.
@@ -99,13 +99,13 @@ pub struct EtcdDirectory {
     /// The node that recorded in etcd that this node has ended; set when that is reported to users.
     ended_by: Option<NodeIncarnation>,
     /// True if the store does not answer.
-    is_out: bool,
+    is_unavailable: bool,
     /// True if the store has no space left, so that it can only be read.
     is_full: bool,
     /// Why the last failed request failed.
     last_failure: String,
     /// The problem reported to users, until its end is reported.
-    reported: Option<Trouble>,
+    reported: Option<StoreProblem>,
     /// Time of the next check of the store, in ns; initially 0, for an immediate check.
     retry_ns: u64,
     /// Time in ns of the next removal of unneeded records, by node 0.
@@ -156,8 +156,8 @@ struct Sent {
 
 /// A problem with the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Trouble {
-    Out,
+enum StoreProblem {
+    Unavailable,
     Full,
 }
 
@@ -176,7 +176,7 @@ impl EtcdDirectory {
             repairs: VecDeque::new(),
             fence: None,
             is_fencing: false,
-            are_predecessors_ended: false,
+            has_ended_predecessors: false,
             predecessors: None,
             unfenced: Vec::new(),
             own_names: BTreeMap::new(),
@@ -187,7 +187,7 @@ impl EtcdDirectory {
             home_requests: BTreeMap::new(),
             damaged: BTreeSet::new(),
             ended_by: None,
-            is_out: false,
+            is_unavailable: false,
             is_full: false,
             last_failure: String::new(),
             reported: None,
@@ -203,7 +203,7 @@ impl EtcdDirectory {
             outputs: VecDeque::new(),
         };
         if !me.node.is_ephemeral() {
-            directory.repairs.push_back(Task::Raise { number_min: me.node.0 + 1 });
+            directory.repairs.push_back(Task::RaiseNumber { number_min: me.node.0 + 1 });
         }
         directory
     }
@@ -233,12 +233,12 @@ impl EtcdDirectory {
 
     /// Updates the known state of the store from a result.
     fn note_store(&mut self, sent_revision: u64, has_written: bool, stored: &Stored) {
-        self.is_out = false;
+        self.is_unavailable = false;
         self.is_full &= !has_written;
         let is_over = match self.reported {
-            Some(Trouble::Out) => true,
+            Some(StoreProblem::Unavailable) => true,
             // A successful read does not prove that the store has space.
-            Some(Trouble::Full) => has_written,
+            Some(StoreProblem::Full) => has_written,
             None => false,
         };
         if is_over {
@@ -271,11 +271,11 @@ impl EtcdDirectory {
         self.revision = revision;
         self.fence = None;
         // The store may again record ended incarnations as living.
-        self.are_predecessors_ended = false;
+        self.has_ended_predecessors = false;
         let ended: Vec<Task> = self.ended.keys().map(|ended| Task::End { incarnation: *ended }).collect();
         self.repairs.extend(ended);
         if !self.me.node.is_ephemeral() {
-            self.repairs.push_back(Task::Raise { number_min: self.me.node.0 + 1 });
+            self.repairs.push_back(Task::RaiseNumber { number_min: self.me.node.0 + 1 });
         }
         self.rewrite_own_names();
     }
@@ -304,8 +304,8 @@ impl EtcdDirectory {
     }
 
     /// Returns the reply to a request that the store did not answer, or whose outcome is unknown.
-    fn out(&self) -> ErrorReply {
-        let reason = match self.is_out || self.is_full {
+    fn unavailable_error(&self) -> ErrorReply {
+        let reason = match self.is_unavailable || self.is_full {
             true => self.last_failure.clone(),
             false => "too many requests wait for etcd, or other clients of etcd change the keys; try again"
                 .to_owned(),
@@ -314,8 +314,8 @@ impl EtcdDirectory {
     }
 
     fn note_failure(&mut self, is_full: bool, reason: String) {
-        let trouble = if is_full { Trouble::Full } else { Trouble::Out };
-        self.is_out |= !is_full;
+        let trouble = if is_full { StoreProblem::Full } else { StoreProblem::Unavailable };
+        self.is_unavailable |= !is_full;
         self.is_full |= is_full;
         self.last_failure.clone_from(&reason);
         if self.reported.replace(trouble) != Some(trouble) {
@@ -403,7 +403,7 @@ impl Directory for EtcdDirectory {
     }
 
     fn lacks_store(&self) -> bool {
-        self.is_out || self.is_full
+        self.is_unavailable || self.is_full
     }
 
     fn figures(&self) -> Option<DirectoryFigures> {
@@ -426,9 +426,9 @@ impl Directory for EtcdDirectory {
             question,
             Request::FindName { .. } | Request::ListNames { .. } | Request::ListLost { .. }
         );
-        let is_out = self.is_out || self.is_full && !is_read;
-        if !is_release && (is_out || self.in_flight.len() >= REQUESTS_MAX) {
-            return self.answer(requester, Err(self.out()));
+        let is_unavailable = self.is_unavailable || self.is_full && !is_read;
+        if !is_release && (is_unavailable || self.in_flight.len() >= REQUESTS_MAX) {
+            return self.answer(requester, Err(self.unavailable_error()));
         }
         match Task::of(requester, question) {
             Some(task) => self.begin(task),
@@ -512,7 +512,7 @@ impl Directory for EtcdDirectory {
     fn free_leftover(&mut self, now_ns: u64, requester: Requester, name: &str, region: RegionId) {
         self.now_ns = now_ns;
         if self.lacks_store() || self.in_flight.len() >= REQUESTS_MAX {
-            return self.answer(requester, Err(self.out()));
+            return self.answer(requester, Err(self.unavailable_error()));
         }
         if self.may_have(name, region) {
             return self.answer(requester, Err(ErrorReply::NameTaken));
@@ -554,7 +554,7 @@ impl Directory for EtcdDirectory {
     }
 
     fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
-        (self.waiting(), Vec::new())
+        (self.take_waiting(), Vec::new())
     }
 
     fn last_id(&self) -> u64 {
@@ -565,7 +565,7 @@ impl Directory for EtcdDirectory {
     fn sign_off(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.is_leaving = true;
-        if self.is_out || !self.needs_fence() {
+        if self.is_unavailable || !self.needs_fence() {
             return;
         }
         let own = std::mem::take(&mut self.own_names);
@@ -588,7 +588,7 @@ impl Directory for EtcdDirectory {
 
     fn is_signed_off(&self) -> bool {
         let is_for_sign_off = |task: &Task| matches!(task, Task::SignOff | Task::Clear { .. });
-        self.is_out || !self.in_flight.values().any(|sent| is_for_sign_off(&sent.task))
+        self.is_unavailable || !self.in_flight.values().any(|sent| is_for_sign_off(&sent.task))
     }
 
     fn poll_timeout(&self) -> u64 {
@@ -604,7 +604,7 @@ impl Directory for EtcdDirectory {
         // The fence is tried first. The rest follows after its success.
         match self.needs_fence() {
             true => self.begin_fencing(),
-            false if self.is_out => self.begin(Task::Probe),
+            false if self.is_unavailable => self.begin(Task::Probe),
             // The next write shows whether the store has space.
             false => self.is_full = false,
         }

@@ -103,7 +103,7 @@ pub(super) enum Purpose {
     /// Waits for a lock or at a barrier.
     Wait(OpId),
     /// Asks a node for its free memory, as a target for draining.
-    Room(NodeId),
+    FreeBytes(NodeId),
     /// Makes a region leave this node.
     Vacate(RegionId),
     /// Asks whether a node reaches the store to which the names are to move.
@@ -193,7 +193,7 @@ impl Outbox {
         self.loopback.pop_front()
     }
 
-    pub(super) fn tell(&mut self, news: News) {
+    pub(super) fn report(&mut self, news: News) {
         self.push(Effect::News(news));
     }
 
@@ -222,9 +222,9 @@ impl Outbox {
 
     /// Returns true if the requester still waits for the reply.
     pub(super) fn is_serving(&self, requester: Requester) -> bool {
-        let is_there = |serving: &BTreeSet<RequestId>| serving.contains(&requester.id);
+        let is_waiting = |serving: &BTreeSet<RequestId>| serving.contains(&requester.id);
         requester.incarnation == self.incarnation()
-            || self.serving.get(&requester.incarnation).is_some_and(is_there)
+            || self.serving.get(&requester.incarnation).is_some_and(is_waiting)
     }
 
     pub(super) fn serving_count(&self) -> usize {
@@ -354,8 +354,8 @@ impl<'a> Context<'a> {
         self.out.push(effect);
     }
 
-    pub(super) fn tell(&mut self, news: News) {
-        self.out.tell(news);
+    pub(super) fn report(&mut self, news: News) {
+        self.out.report(news);
     }
 
     /// Finishes a command of a session with its outcome.

@@ -12,11 +12,11 @@ use crate::ids::{NodeIncarnation, RegionId};
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
     /// Requesters to acknowledge after each grace period.
-    owed: BTreeMap<Token, Vec<Requester>>,
+    requesters: BTreeMap<Token, Vec<Requester>>,
     /// Unmappings to announce and finish after each grace period.
     unmapping: BTreeMap<Token, Unmapping>,
     /// Acknowledgements that wait for all memory operations up to the given one.
-    held: Vec<(OpId, DeferredAck)>,
+    waiting: Vec<(OpId, DeferredAck)>,
 }
 
 /// A handle that is being unmapped.
@@ -54,13 +54,18 @@ impl DeferredAck {
 
 impl Deferred {
     /// Acknowledges a change to `requester` after a grace period.
-    pub(super) fn owe(&mut self, out: &mut Outbox, quiesce: Quiesce, requester: Requester) {
-        self.owed.entry(quiesce.token).or_default().push(requester);
+    pub(super) fn acknowledge_later(&mut self, out: &mut Outbox, quiesce: Quiesce, requester: Requester) {
+        self.requesters.entry(quiesce.token).or_default().push(requester);
         out.push(Effect::Quiesce(quiesce));
     }
 
     /// Finishes the unmapping of a handle after a grace period.
-    pub(super) fn announce(&mut self, out: &mut Outbox, quiesce: Quiesce, unmapping: Unmapping) {
+    pub(super) fn finish_unmapping_later(
+        &mut self,
+        out: &mut Outbox,
+        quiesce: Quiesce,
+        unmapping: Unmapping,
+    ) {
         self.unmapping.insert(quiesce.token, unmapping);
         out.push(Effect::Quiesce(quiesce));
     }
@@ -72,7 +77,7 @@ impl Engine {
         if self.membership.pairings().awaits(token) {
             self.complete_after_copies(DeferredAck::Parted(token));
         }
-        for requester in self.deferred.owed.remove(&token).unwrap_or_default() {
+        for requester in self.deferred.requesters.remove(&token).unwrap_or_default() {
             self.complete_after_copies(DeferredAck::Answer(requester));
         }
         self.session_side().unlock_abandoned(token);
@@ -82,25 +87,25 @@ impl Engine {
     }
 
     /// Completes an acknowledgement once all memory operations issued so far have ended.
-    fn complete_after_copies(&mut self, due: DeferredAck) {
-        match self.commands.last_copy(due.awaits_lost_replies()) {
-            Some(last) => self.deferred.held.push((last, due)),
-            None => self.complete_ack(due),
+    fn complete_after_copies(&mut self, ack: DeferredAck) {
+        match self.commands.last_copy(ack.awaits_lost_replies()) {
+            Some(last) => self.deferred.waiting.push((last, ack)),
+            None => self.complete_ack(ack),
         }
     }
 
     /// Completes acknowledgements whose memory operations have ended.
     pub(super) fn complete_deferred(&mut self) {
-        for (upto, due) in std::mem::take(&mut self.deferred.held) {
-            match self.commands.has_copies_upto(upto, due.awaits_lost_replies()) {
-                true => self.deferred.held.push((upto, due)),
-                false => self.complete_ack(due),
+        for (upto, ack) in std::mem::take(&mut self.deferred.waiting) {
+            match self.commands.has_copies_upto(upto, ack.awaits_lost_replies()) {
+                true => self.deferred.waiting.push((upto, ack)),
+                false => self.complete_ack(ack),
             }
         }
     }
 
-    fn complete_ack(&mut self, due: DeferredAck) {
-        match due {
+    fn complete_ack(&mut self, ack: DeferredAck) {
+        match ack {
             DeferredAck::Answer(requester) => self.cx().acknowledge(requester),
             DeferredAck::Unmapped(Unmapping { last_of, op }) => {
                 if let Some((region, home)) = last_of {

@@ -108,7 +108,7 @@ impl DirectoryPart {
                     self.leave_store(cx);
                 }
                 DirectoryOutput::Closed => self.leave_store(cx),
-                DirectoryOutput::News(news) => cx.tell(news),
+                DirectoryOutput::News(news) => cx.report(news),
             }
         }
     }
@@ -292,9 +292,9 @@ impl DirectoryPart {
 }
 
 impl Engine {
-    /// Returns the next number after `last`, cyclically, whose node has left or was forgotten. Since the search continues
-    /// from `last`, concurrent requesters receive different numbers before they have joined. Numbers of lost nodes are
-    /// omitted, so that such a node can restart under its own number.
+    /// Returns the next number after `last`, cyclically, whose node has left or was forgotten. Since the search
+    /// continues from `last`, concurrent requesters receive different numbers before they have joined. Numbers of lost
+    /// nodes are omitted, so that such a node can restart under its own number.
     pub(super) fn reusable_number(&self, last: NodeId) -> Option<NodeId> {
         let (first, end) = (NodeId::FIRST.0 + 1, NodeId::EPHEMERAL_MIN.0);
         let mut circle = (last.0 + 1..end).chain(first..=last.0).map(NodeId);
@@ -361,7 +361,7 @@ impl Engine {
         self.out.set_now(now_ns);
         let body = result.map(|()| Reply::Done).map_err(|reason| ErrorReply::NamesNotMoved { reason });
         self.cx().answer(requester, body);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Notifies a newly paired node of the location of the names, since it may have missed their move.
@@ -385,14 +385,14 @@ impl Engine {
         if self.directory.is_outside() {
             let is_apart = self.directory.at().is_some_and(|own| own.prefix != at.prefix);
             if is_apart {
-                self.out.tell(News::NamesApart { node: from.node, address: at.address });
+                self.out.report(News::NamesApart { node: from.node, address: at.address });
             }
             return;
         }
         let (waiting, events) = self.directory.directory.take_rest();
         self.out.push(Effect::OpenStore(at.clone()));
         self.out.push(Effect::NamesAt(at.clone()));
-        self.out.tell(News::NamesMoved { address: at.address.clone() });
+        self.out.report(News::NamesMoved { address: at.address.clone() });
         let moved = EtcdDirectory::new(me, &at.prefix, self.out.config().epoch_ns);
         self.directory.directory = Box::new(moved);
         self.directory.at = Some(at.clone());
@@ -442,7 +442,7 @@ impl Engine {
         self.directory.at = None;
         self.membership.forget_listed();
         self.out.push(Effect::NamesBack);
-        self.out.tell(News::NamesBack);
+        self.out.report(News::NamesBack);
         if self.directory.seat() == me.node {
             self.restore_numbers(next);
             self.out.push(Effect::NumbersTaken { next: self.directory.next_number });
@@ -462,7 +462,7 @@ impl Engine {
         self.out.set_now(now_ns);
         let (directory, mut cx) = self.directory_side();
         directory.handle_stored(&mut cx, id, result);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Records that all node numbers below `next` are taken. A former incarnation of this node, which held the

@@ -50,8 +50,8 @@ struct Drain {
     /// The nodes with memory that have been asked for their free memory since they were connected last.
     asked: BTreeSet<NodeId>,
     /// Free bytes of each node that has answered.
-    room: BTreeMap<NodeId, u64>,
-    rooms_missing: BTreeSet<NodeId>,
+    free_bytes: BTreeMap<NodeId, u64>,
+    unanswered: BTreeSet<NodeId>,
     /// Regions that were not tried yet.
     waiting: VecDeque<Holding>,
     moving: BTreeMap<RegionId, Attempt>,
@@ -90,7 +90,7 @@ struct Refused {
 
 impl Refused {
     /// Returns true if the region may move when another node is connected again.
-    fn is_for_lack_of_nodes(&self) -> bool {
+    fn lacks_node(&self) -> bool {
         use ErrorReply::{NotMet, PeerDown};
         matches!(self.cause, LeftoverCause::NoOtherNode | LeftoverCause::Refused(NotMet(_) | PeerDown(_)))
     }
@@ -124,8 +124,8 @@ impl Draining {
     }
 
     /// Returns true if this node waits for the free memory of other nodes.
-    fn is_asking(&self) -> bool {
-        self.own.as_ref().is_some_and(|drain| !drain.rooms_missing.is_empty())
+    fn awaits_free_bytes(&self) -> bool {
+        self.own.as_ref().is_some_and(|drain| !drain.unanswered.is_empty())
     }
 
     fn active(&mut self) -> Option<&mut Drain> {
@@ -157,8 +157,8 @@ impl Engine {
             deadline_ns,
             stays,
             asked: BTreeSet::new(),
-            room: BTreeMap::new(),
-            rooms_missing: BTreeSet::new(),
+            free_bytes: BTreeMap::new(),
+            unanswered: BTreeSet::new(),
             waiting: VecDeque::new(),
             moving: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -174,25 +174,25 @@ impl Engine {
 
     /// Asks nodes that were connected since the last time for their free memory. Regions that lacked a node then move
     /// again.
-    fn ask_for_rooms(&mut self) {
+    fn ask_for_free_bytes(&mut self) {
         let me = self.out.incarnation().node;
         let others: BTreeSet<NodeId> =
             self.session_side().memory_nodes().into_iter().filter(|node| *node != me).collect();
         let Some(drain) = self.membership.draining_mut().active() else { return };
         let new: BTreeSet<NodeId> = others.difference(&drain.asked).copied().collect();
-        drain.room.retain(|node, _| others.contains(node));
+        drain.free_bytes.retain(|node, _| others.contains(node));
         drain.asked = others;
-        drain.rooms_missing = new.clone();
+        drain.unanswered = new.clone();
         if !new.is_empty() {
-            drain.refused.retain(|_, refused| !refused.is_for_lack_of_nodes());
+            drain.refused.retain(|_, refused| !refused.lacks_node());
         }
         for node in new {
-            self.cx().ask(node, Request::Status, Purpose::Room(node));
+            self.cx().ask(node, Request::Status, Purpose::FreeBytes(node));
         }
     }
 
     /// Returns true if a permanent node with memory is out of reach, and may be connected again.
-    fn may_gain_a_node(&self) -> bool {
+    fn may_node_return(&self) -> bool {
         let mut members = self.membership.members().all();
         members.any(|member| {
             let is_permanent = !member.incarnation.node.is_ephemeral();
@@ -201,14 +201,14 @@ impl Engine {
     }
 
     /// Handles a node's reply with its free memory, or its loss.
-    pub(super) fn handle_room(&mut self, node: NodeId, body: Result<Reply, ErrorReply>) {
+    pub(super) fn handle_free_bytes(&mut self, node: NodeId, body: Result<Reply, ErrorReply>) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
-        drain.rooms_missing.remove(&node);
+        drain.unanswered.remove(&node);
         if let Ok(Reply::Status(status)) = body
             && status.state == NodeState::Alive
         {
             let taken = status.bytes_used.saturating_add(status.bytes_quarantined);
-            drain.room.insert(node, status.bytes_total.saturating_sub(taken));
+            drain.free_bytes.insert(node, status.bytes_total.saturating_sub(taken));
         }
         self.continue_draining();
     }
@@ -228,12 +228,12 @@ impl Engine {
     /// Starts as many moves as allowed. Finishes when no movable region is left.
     fn continue_draining(&mut self) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
-        if !drain.rooms_missing.is_empty() {
+        if !drain.unanswered.is_empty() {
             return;
         }
         if drain.waiting.is_empty() && drain.moving.is_empty() {
-            self.ask_for_rooms();
-            if self.membership.draining().is_asking() {
+            self.ask_for_free_bytes();
+            if self.membership.draining().awaits_free_bytes() {
                 return;
             }
             let found = self.movable_holdings();
@@ -246,15 +246,15 @@ impl Engine {
         {
             self.vacate(holding, BTreeSet::new(), None);
         }
-        let (makes_any, may_gain) = (self.homes.makes_any(), self.may_gain_a_node());
+        let (has_creations, may_return) = (self.homes.has_creations(), self.may_node_return());
         let retry_ns = self.out.now_ns() + self.out.config().lease_ns / RETRY_PARTS;
         let Some(drain) = self.membership.draining_mut().active() else { return };
         if !drain.moving.is_empty() || !drain.waiting.is_empty() {
             return;
         }
         let may_change = drain.refused.values().any(|refused| refused.retries_left > 0);
-        let lacks_nodes = drain.refused.values().any(Refused::is_for_lack_of_nodes);
-        match makes_any || may_change || lacks_nodes && may_gain {
+        let lacks_nodes = drain.refused.values().any(Refused::lacks_node);
+        match has_creations || may_change || lacks_nodes && may_return {
             true => drain.retry_ns = retry_ns,
             false => self.finish_draining(),
         }
@@ -297,14 +297,17 @@ impl Engine {
     /// Moves a region to the node with the most free memory among the nodes that have not refused the region.
     fn vacate(&mut self, holding: Holding, tried: BTreeSet<NodeId>, why: Option<LeftoverCause>) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
-        let open = drain.room.iter().filter(|(node, _)| !tried.contains(node));
-        let Some((to, room)) = open.max_by_key(|(_, room)| **room).map(|(node, room)| (*node, *room)) else {
+        let candidates = drain.free_bytes.iter().filter(|(node, _)| !tried.contains(node));
+        let Some((to, free_bytes)) = candidates
+            .max_by_key(|(_, free_bytes)| **free_bytes)
+            .map(|(node, free_bytes)| (*node, *free_bytes))
+        else {
             let cause = why.unwrap_or(LeftoverCause::NoOtherNode);
             drain.refused.insert(holding.region, Refused { cause, retries_left: 0 });
             return;
         };
         // Only an estimate, to spread regions; the target decides by itself.
-        drain.room.insert(to, room.saturating_sub(holding.bytes));
+        drain.free_bytes.insert(to, free_bytes.saturating_sub(holding.bytes));
         drain.moving.insert(holding.region, Attempt { holding, to, request: None, tried });
         let command = RegionCommand::Vacate { to };
         let principal = Principal(String::new().into());
@@ -322,9 +325,9 @@ impl Engine {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         let Some(Attempt { mut holding, to, mut tried, .. }) = drain.moving.remove(&region) else { return };
         if body.is_err()
-            && let Some(room) = drain.room.get_mut(&to)
+            && let Some(free_bytes) = drain.free_bytes.get_mut(&to)
         {
-            *room += holding.bytes;
+            *free_bytes += holding.bytes;
         }
         match body {
             Ok(Reply::Done) => {

@@ -41,7 +41,7 @@ pub(super) struct Homes {
     busy: BTreeSet<RegionId>,
     /// The locks.
     locks: BTreeSet<RegionId>,
-    making: BTreeMap<RegionId, Making>,
+    creations: BTreeMap<RegionId, Creation>,
     moved: moving::Moved,
     /// Chunks to return to owners that have not yet reported everything that they hold for this node.
     freed_early: BTreeMap<NodeIncarnation, Extents>,
@@ -130,13 +130,13 @@ impl Homes {
     pub(super) fn may_have(&self, region: RegionId, name: &str) -> bool {
         let has_name_or_none = |found: &Region| found.name.as_deref().is_none_or(|its| its == name);
         self.get(&region).is_some_and(has_name_or_none)
-            || self.making.contains_key(&region)
+            || self.creations.contains_key(&region)
             || self.next_home_of(region).is_some()
             || self.servers.contains_key(&region)
     }
 
-    pub(super) fn makes_any(&self) -> bool {
-        !self.making.is_empty()
+    pub(super) fn has_creations(&self) -> bool {
+        !self.creations.is_empty()
     }
 
     /// Returns the node to which the home of a region has moved from this node, or `None`.
@@ -165,7 +165,7 @@ pub(super) struct HomeSide<'a> {
 
 /// A region being allocated: its name and chunks come from several nodes.
 #[derive(Debug)]
-struct Making {
+struct Creation {
     requester: Requester,
     /// True if the pairing with the requester has ended, so that it accepts no reply.
     is_requester_lost: bool,
@@ -181,7 +181,7 @@ struct Making {
     failure: Option<ErrorReply>,
 }
 
-impl Making {
+impl Creation {
     /// Records that the directory has given the name to another region.
     fn lose_name(&mut self) {
         self.claimed = false;
@@ -234,7 +234,7 @@ impl HomeSide<'_> {
         }
         let region = RegionId { origin: self.cx.incarnation().id, serial: self.cx.next_number() };
         let shares = shares(len, chunk_bytes, &nodes);
-        let making = Making {
+        let creation = Creation {
             requester,
             is_requester_lost: false,
             len,
@@ -248,7 +248,7 @@ impl HomeSide<'_> {
             failure: None,
             name: name.clone(),
         };
-        self.homes.making.insert(region, making);
+        self.homes.creations.insert(region, creation);
         if let Some(name) = name {
             self.cx.ask_directory(Request::ClaimName { name, region }, Purpose::Claim(region));
         }
@@ -258,55 +258,56 @@ impl HomeSide<'_> {
         }
     }
 
-    pub(super) fn continue_making(
+    pub(super) fn continue_creation(
         &mut self,
         region: RegionId,
         from: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) {
-        let Some(making) = self.homes.making.get_mut(&region) else { return };
-        making.answers_missing -= 1;
+        let Some(creation) = self.homes.creations.get_mut(&region) else { return };
+        creation.answers_missing -= 1;
         match body {
-            Ok(Reply::Done) => making.claimed = true,
+            Ok(Reply::Done) => creation.claimed = true,
             Ok(Reply::Reserved { extents })
                 if extents.iter().all(|extent| extent.owner == from && extent.is_sound()) =>
             {
-                making.reserved.insert(from.node, extents);
+                creation.reserved.insert(from.node, extents);
             }
-            Ok(_) => making.failure = Some(ErrorReply::Malformed),
-            // A name that a lost directory may have claimed counts more than a node that was asked nothing.
-            Err(refusal) if matches!(making.failure, None | Some(ErrorReply::NotMet(_))) => {
-                making.failure = Some(refusal);
+            Ok(_) => creation.failure = Some(ErrorReply::Malformed),
+            // `NotMet` means that a request was not sent. Any other error takes precedence: the name may be
+            // claimed.
+            Err(refusal) if matches!(creation.failure, None | Some(ErrorReply::NotMet(_))) => {
+                creation.failure = Some(refusal);
             }
             Err(_) => {}
         }
-        if making.answers_missing == 0 {
-            let making = self.homes.making.remove(&region).expect("looked up just before");
-            self.finish_making(region, making);
+        if creation.answers_missing == 0 {
+            let creation = self.homes.creations.remove(&region).expect("looked up just before");
+            self.finish_creation(region, creation);
         }
     }
 
-    fn finish_making(&mut self, region: RegionId, mut making: Making) {
-        let extents = interleave(making.len, making.chunk_bytes, &making.nodes, &making.reserved);
+    fn finish_creation(&mut self, region: RegionId, mut creation: Creation) {
+        let extents = interleave(creation.len, creation.chunk_bytes, &creation.nodes, &creation.reserved);
         let pieces = extents.as_ref().map_or(0, |extents| extents.len());
         if pieces > layout::EXTENTS_MAX {
-            making.failure = Some(too_many_pieces(pieces as u64));
+            creation.failure = Some(too_many_pieces(pieces as u64));
         }
-        let Some(extents) = extents.filter(|_| making.failure.is_none()) else {
-            return self.undo_making(region, making);
+        let Some(extents) = extents.filter(|_| creation.failure.is_none()) else {
+            return self.undo_creation(region, creation);
         };
-        let access = self.access_list(&making.maker, making.everyone);
-        let requester = making.requester;
-        let reachable = self.cx.is_present(requester.incarnation) && !making.is_requester_lost;
+        let access = self.access_list(&creation.maker, creation.everyone);
+        let requester = creation.requester;
+        let reachable = self.cx.is_present(requester.incarnation) && !creation.is_requester_lost;
         let mut record = Region {
-            name: making.name.map(String::into_boxed_str),
-            len: making.len,
+            name: creation.name.map(String::into_boxed_str),
+            len: creation.len,
             epoch: Epoch::default(),
             access,
             extents,
             mappers: SmallVec::new(),
             busy: None,
-            chunk_bytes_log2: making.chunk_bytes.trailing_zeros() as u8,
+            chunk_bytes_log2: creation.chunk_bytes.trailing_zeros() as u8,
             sealed: false,
         };
         if reachable {
@@ -320,19 +321,19 @@ impl HomeSide<'_> {
         self.free_if_unreachable(region);
     }
 
-    fn undo_making(&mut self, region: RegionId, making: Making) {
-        self.homes.usage.give_back(&making.maker, making.len);
-        for extents in making.reserved.into_values() {
+    fn undo_creation(&mut self, region: RegionId, creation: Creation) {
+        self.homes.usage.give_back(&creation.maker, creation.len);
+        for extents in creation.reserved.into_values() {
             self.return_chunks(&extents);
         }
-        let failure = making.failure.unwrap_or(ErrorReply::Malformed);
-        match making.name.filter(|_| making.claimed) {
+        let failure = creation.failure.unwrap_or(ErrorReply::Malformed);
+        match creation.name.filter(|_| creation.claimed) {
             // Releases the name first: on the failure, the requester may ask another home to use the name.
             Some(name) => {
                 let release = Request::ReleaseName { name, region };
-                self.cx.ask_directory(release, Purpose::Unclaim(making.requester, failure));
+                self.cx.ask_directory(release, Purpose::Unclaim(creation.requester, failure));
             }
-            None => self.cx.answer(making.requester, Err(failure)),
+            None => self.cx.answer(creation.requester, Err(failure)),
         }
     }
 
@@ -584,7 +585,7 @@ impl HomeSide<'_> {
             busy.awaited = mappers.iter().map(|mapper| mapper.incarnation).collect();
             busy.epoch = epoch;
         }
-        let (present, apart): (Vec<_>, Vec<_>) = mappers
+        let (present, absent): (Vec<_>, Vec<_>) = mappers
             .into_iter()
             .map(|mapper| mapper.incarnation)
             .partition(|incarnation| self.cx.is_present(*incarnation));
@@ -592,11 +593,11 @@ impl HomeSide<'_> {
             let request = Request::Change { region, epoch, change: change.clone() };
             self.cx.ask(mapper.node, request, Purpose::Change(region, epoch));
         }
-        // That acknowledgement may continue the command.
-        let is_over = apart.is_empty();
-        for mapper in apart {
+        // For an absent mapper, `request_evidence` continues the command.
+        let is_over = absent.is_empty();
+        for mapper in absent {
             self.note_stalled(region);
-            self.seek(region, mapper);
+            self.request_evidence(region, mapper);
         }
         if is_over {
             self.continue_if_acknowledged(region);
@@ -660,7 +661,7 @@ impl HomeSide<'_> {
     pub(super) fn forget_requests_of(&mut self, incarnation: NodeIncarnation) {
         self.homes.freed_early.remove(&incarnation);
         self.evidence.forget_requests_of(incarnation);
-        self.homes.making.values_mut().for_each(|making| making.lose_requester(incarnation));
+        self.homes.creations.values_mut().for_each(|creation| creation.lose_requester(incarnation));
         self.homes.for_each_busy(|busy| {
             busy.queue.retain(|(requester, ..)| requester.incarnation != incarnation);
             if let Stage::Moving(moving) = &mut busy.stage {

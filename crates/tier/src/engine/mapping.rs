@@ -8,7 +8,7 @@ use crate::message::{Change, ErrorReply, Reply};
 
 impl Engine {
     pub(super) fn serve_change(&mut self, requester: Requester, region: RegionId, change: Change) {
-        if !self.is_news(requester.incarnation, region, &change) {
+        if !self.is_applicable(requester.incarnation, region, &change) {
             return self.cx().answer(requester, Ok(Reply::Done));
         }
         let is_accepted = self.homes.accepts_change(region, requester.incarnation == self.out.incarnation());
@@ -16,7 +16,7 @@ impl Engine {
         match is_accepted.then(|| self.mapper.change(region, change)) {
             Some(Ok(quiesce)) => {
                 self.cx().note_move(requester, moves_to);
-                self.owe(quiesce, requester)
+                self.acknowledge_later(quiesce, requester)
             }
             Some(Err(BadChange)) | None => self.cx().answer(requester, Err(ErrorReply::Malformed)),
         }
@@ -24,7 +24,7 @@ impl Engine {
 
     /// Returns true if a change applies. A former home's announcement of the next home is ignored once the next home
     /// has announced itself.
-    fn is_news(&self, from: NodeIncarnation, region: RegionId, change: &Change) -> bool {
+    fn is_applicable(&self, from: NodeIncarnation, region: RegionId, change: &Change) -> bool {
         match change {
             Change::Settle { home } if *home != from => self.mapper.home_of(region) == Some(from),
             _ => true,
@@ -47,19 +47,19 @@ impl Engine {
     pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeIncarnation) {
         self.disown(requester.incarnation, &[home]);
         let quiesce = self.mapper.quiesce();
-        self.owe(quiesce, requester);
+        self.acknowledge_later(quiesce, requester);
     }
 
     /// Ends a pairing with a home that cannot reach this node, at the request of another node.
     pub(super) fn serve_retire(&mut self, requester: Requester, home: NodeIncarnation, pairing: u64) {
         if self.membership.pairings().number(home) <= pairing {
-            self.part(home);
+            self.end_pairing_with(home);
         }
         let quiesce = self.mapper.quiesce();
-        self.owe(quiesce, requester);
+        self.acknowledge_later(quiesce, requester);
     }
 
-    fn owe(&mut self, quiesce: Quiesce, requester: Requester) {
-        self.deferred.owe(&mut self.out, quiesce, requester);
+    fn acknowledge_later(&mut self, quiesce: Quiesce, requester: Requester) {
+        self.deferred.acknowledge_later(&mut self.out, quiesce, requester);
     }
 }

@@ -180,18 +180,18 @@ impl Engine {
         self.tell_directory(DirectoryEvent::AllMet);
         // Some members are known only from the reports of other nodes.
         self.dial_unreachable();
-        self.settle();
+        self.run_loopback();
     }
 
     /// Makes the directory at this node, if it is here, wait for the names of a node that joined before this node. Has
     /// no effect if that node has already reported its names.
     pub(super) fn expect_names(&mut self, incarnation: NodeIncarnation, was_before_us: bool) {
-        let has_told = self
+        let has_reported = self
             .membership
             .members
             .peer_of(incarnation.node)
             .is_some_and(|(_, peer)| peer.has_reported_names);
-        if was_before_us && !has_told {
+        if was_before_us && !has_reported {
             self.tell_directory(DirectoryEvent::Expected(incarnation));
         }
     }
@@ -216,7 +216,7 @@ impl Engine {
 
     pub(super) fn serve_directory(&mut self, requester: Requester, question: Request) {
         match question {
-            Request::ForgetNode { node } if self.lives(node) => {
+            Request::ForgetNode { node } if self.is_own_or_connected(node) => {
                 self.cx().answer(requester, Err(ErrorReply::NodeLives(node)))
             }
             Request::ForgetNode { node } if self.end_incarnations_of(node) => {
@@ -254,7 +254,7 @@ impl Engine {
         self.membership.source(self.out.incarnation().node, self.directory.seat())
     }
 
-    pub(super) fn lives(&self, node: NodeId) -> bool {
+    pub(super) fn is_own_or_connected(&self, node: NodeId) -> bool {
         node == self.out.incarnation().node || self.is_connected_to(node)
     }
 
@@ -273,7 +273,7 @@ impl Engine {
         self.forget_met(peer);
         self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, now_ns));
         self.report_down(peer);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Handles a cut-off: the peer can no longer access this node's memory. `exited` is true if the peer's process has
@@ -288,7 +288,7 @@ impl Engine {
         }
         self.mark_cut_off(peer, exited);
         self.note_met_cut_off(peer, exited);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Handles the start of a kill: the driver is killing the process of a peer in order to cut the peer off.
@@ -296,7 +296,7 @@ impl Engine {
         self.out.set_now(now_ns);
         let Some(killed) = self.membership.members.note_killed(peer) else { return };
         let incarnation = killed.incarnation;
-        self.out.tell(News::Killing(NodeProcess { incarnation, pid: killed.pid }));
+        self.out.report(News::Killing(NodeProcess { incarnation, pid: killed.pid }));
         if killed.silent {
             self.cx().notify_directory(Notice::Killing { incarnation });
         }
@@ -308,7 +308,7 @@ impl Engine {
         let by = by.node;
         let is_reported = self.membership.members.note_killed_elsewhere(incarnation);
         if is_reported {
-            self.out.tell(News::KilledBy { incarnation, by });
+            self.out.report(News::KilledBy { incarnation, by });
         }
         self.tell_directory(DirectoryEvent::Killed { incarnation, by, is_reported });
     }
@@ -336,13 +336,13 @@ impl Engine {
             self.end_incarnation(incarnation, parting);
             self.membership.members.correct_loss(incarnation, parting);
             self.tell_directory(DirectoryEvent::Corrected { incarnation, parting });
-            self.out.tell(News::Exited {
+            self.out.report(News::Exited {
                 process: NodeProcess { incarnation, pid: dead.pid },
                 killed: dead.killed,
             });
         }
         self.owner.handle_cut_off(incarnation, &mut self.out);
-        self.home_side().conclude_for(incarnation);
+        self.home_side().reconsider_commands_of(incarnation);
         self.home_side().answer_cut_off();
         match exited {
             true => self.home_side().recover_locks(incarnation),
@@ -366,8 +366,8 @@ impl Engine {
     /// Reports news about a connected peer.
     pub(super) fn report_peer(&mut self, peer: PeerId, news: impl FnOnce(NodeProcess) -> News) {
         if let Some(known) = self.membership.members.peer_mut(peer) {
-            let who = NodeProcess { incarnation: known.incarnation, pid: known.pid };
-            self.out.tell(news(who));
+            let process = NodeProcess { incarnation: known.incarnation, pid: known.pid };
+            self.out.report(news(process));
         }
     }
 
@@ -410,10 +410,10 @@ impl Engine {
         self.home_side().recover_overdue_locks();
         self.check_drain_timers();
         self.fail_overdue_dials();
-        self.session_side().conclude_overdue_statuses();
+        self.session_side().finish_overdue_statuses();
         let (directory, mut cx) = self.directory_side();
         directory.handle_timeout(&mut cx);
-        self.settle();
+        self.run_loopback();
         if now_ns < self.membership.heartbeat_ns {
             return;
         }
@@ -453,7 +453,7 @@ impl Engine {
         self.dial_unreachable();
         self.pair_all();
         self.home_side().refuse_waiters_of_silent_holders();
-        self.settle();
+        self.run_loopback();
     }
 
     /// Cuts off mappers that did not release their mappings in time.

@@ -28,7 +28,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::context::{Context, Purpose};
-use super::sessions::Act;
+use super::sessions::RegionAction;
 use super::{Engine, EngineConfig};
 use crate::effect::{Effect, OpId};
 use crate::ids::{NodeId, NodeIncarnation, RegionId, Requester, SessionId};
@@ -246,13 +246,13 @@ impl Engine {
     /// dial or question is in flight, and false if the member is connected or cannot be connected.
     pub fn use_node(&mut self, now_ns: u64, node: NodeId) -> bool {
         self.out.set_now(now_ns);
-        !self.lives(node) && (self.cx().reach_out_to(node) || self.cx().inquire(node))
+        !self.is_own_or_connected(node) && (self.cx().reach_out_to(node) || self.cx().inquire(node))
     }
 
     /// Returns true if this node is dialling the member for the first time, or is asking the directory about the
     /// member.
     pub fn is_connecting(&self, node: NodeId) -> bool {
-        !self.lives(node) && self.out.is_awaited(node)
+        !self.is_own_or_connected(node) && self.out.is_awaited(node)
     }
 
     /// Starts the wait for a new member to connect, for at most a lease.
@@ -278,7 +278,7 @@ impl Engine {
     }
 
     /// Ends an inquiry that dialled a listed address, rather than asking the directory.
-    pub(super) fn end_search(&mut self, node: NodeId) {
+    pub(super) fn end_listed_inquiry(&mut self, node: NodeId) {
         let inquiry = self.out.on_demand().inquiries.get(&node);
         if inquiry.is_some_and(|inquiry| inquiry.due_ns < u64::MAX) {
             self.end_inquiry(node);
@@ -287,13 +287,13 @@ impl Engine {
 
     fn resume_after_inquiry(&mut self, node: NodeId, waiting: DialWaiter) {
         // A queued message is sent once the member is connected.
-        let is_there = self.lives(node) || self.cx().reach_out_to(node);
+        let is_reachable = self.is_own_or_connected(node) || self.cx().reach_out_to(node);
         match waiting {
-            DialWaiter::Message(Message::Request { id, .. }) if !is_there => {
+            DialWaiter::Message(Message::Request { id, .. }) if !is_reachable => {
                 let refusal = self.cx().absence_error(node);
                 self.out.refuse_pending(id, refusal)
             }
-            DialWaiter::Request(requester, _) if !is_there => {
+            DialWaiter::Request(requester, _) if !is_reachable => {
                 let refusal = self.cx().absence_error(node);
                 self.cx().answer(requester, Err(refusal))
             }
@@ -317,12 +317,12 @@ impl Engine {
             DialWaiter::Message(message) => self.cx().send(node, message),
             DialWaiter::Copy { requester, from, to } => self.owner_side().serve_copy(requester, from, to),
             DialWaiter::Step(id) => {
-                let broken_off = self.owner_side().next_step(id);
-                self.resume_after_break_off(broken_off);
+                let aborted = self.owner_side().next_step(id);
+                self.resume_after_abort(aborted);
             }
             DialWaiter::Mapping { op, session, wanted, unmet, region, home } => {
-                let act = Act::Map { session, wanted, unmet, name: None };
-                self.session_side().act(op, act, region, home.node, 0)
+                let action = RegionAction::Map { session, wanted, unmet, name: None };
+                self.session_side().start_action(op, action, region, home.node, 0)
             }
             DialWaiter::Move(requester) => self.cx().answer(requester, Ok(Reply::Done)),
             DialWaiter::Request(requester, request) => self.serve_if_pending(requester, *request),
@@ -354,13 +354,13 @@ impl Engine {
             DialWaiter::Message(_) => {}
             DialWaiter::Copy { requester, .. } => self.cx().answer(requester, Err(refusal)),
             DialWaiter::Step(id) => {
-                let broken_off = self.owner_side().end_running(id, Err(refusal));
-                self.resume_after_break_off(broken_off);
+                let aborted = self.owner_side().end_running(id, Err(refusal));
+                self.resume_after_abort(aborted);
             }
             DialWaiter::Mapping { op, session, wanted, mut unmet, region, home } => {
                 unmet.push(incarnation);
-                let act = Act::Map { session, wanted, unmet, name: None };
-                self.session_side().act(op, act, region, home.node, 0)
+                let action = RegionAction::Map { session, wanted, unmet, name: None };
+                self.session_side().start_action(op, action, region, home.node, 0)
             }
             // This node cannot reach the chunk at its new place anyway.
             DialWaiter::Move(requester) => self.cx().answer(requester, Ok(Reply::Done)),
@@ -406,8 +406,8 @@ impl Engine {
         self.fail_dial(incarnation, ErrorReply::NotMet(incarnation.node));
     }
 
-    /// Fails overdue dials and inquiries. A member that is connected but not paired yet gets one more lease: it lives, and
-    /// the messages of the meeting are late.
+    /// Fails overdue dials and inquiries. A member that is connected but not paired yet gets one more lease: it lives,
+    /// and the messages of the meeting are late.
     pub(super) fn fail_overdue_dials(&mut self) {
         let (now_ns, lease_ns) = (self.out.now_ns(), self.out.config().lease_ns);
         let meeting = self.membership.meeting();

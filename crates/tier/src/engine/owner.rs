@@ -149,7 +149,7 @@ impl Owner {
         let is_on = self.store.has_quarantine();
         if is_on != self.is_quarantine_reported {
             self.is_quarantine_reported = is_on;
-            out.tell(match is_on {
+            out.report(match is_on {
                 true => News::Quarantined { bytes: self.store.bytes_quarantined() },
                 false => News::QuarantineOver,
             });

@@ -62,7 +62,7 @@ pub(super) struct SessionSide<'a> {
 }
 
 /// Parameters of a region to allocate.
-struct Wanted {
+struct RegionSpec {
     name: Option<String>,
     len: u64,
     chunk_bytes: u64,
@@ -84,10 +84,10 @@ pub(super) enum UserStep {
     },
     Find {
         name: String,
-        then: Then,
+        then: AfterFind,
     },
-    Act {
-        act: Act,
+    Action {
+        action: RegionAction,
         region: RegionId,
         hops: u8,
     },
@@ -126,14 +126,14 @@ pub(super) enum StatusScope {
 
 /// The request to send to the home once a name is found.
 #[derive(Clone, Debug)]
-pub(super) enum Then {
+pub(super) enum AfterFind {
     Map { session: SessionId, wanted: Permissions },
     Stat,
 }
 
 /// A request to a region's home.
 #[derive(Clone, Debug)]
-pub(super) enum Act {
+pub(super) enum RegionAction {
     /// Maps a region except for its bytes at the `unmet` nodes, to which no connection could be made.
     Map {
         session: SessionId,
@@ -162,11 +162,13 @@ pub(super) enum Act {
     },
 }
 
-impl Then {
-    fn act(self, name: Option<String>) -> Act {
+impl AfterFind {
+    fn into_action(self, name: Option<String>) -> RegionAction {
         match self {
-            Then::Map { session, wanted } => Act::Map { session, wanted, unmet: Vec::new(), name },
-            Then::Stat => Act::Stat { name },
+            AfterFind::Map { session, wanted } => {
+                RegionAction::Map { session, wanted, unmet: Vec::new(), name }
+            }
+            AfterFind::Stat => RegionAction::Stat { name },
         }
     }
 }
@@ -187,11 +189,13 @@ impl SessionSide<'_> {
         match command {
             Command::Alloc { name, len, chunk_bytes, placement, everyone, populate } => {
                 let places = self.nodes_for(placement);
-                self.alloc_on(op, session, Wanted { name, len, chunk_bytes, everyone, populate }, places)
+                self.alloc_on(op, session, RegionSpec { name, len, chunk_bytes, everyone, populate }, places)
             }
-            Command::Map { name, wanted } => self.find(op, name, Then::Map { session, wanted }),
-            Command::Stat(name) => self.find(op, name, Then::Stat),
-            Command::StatHandle(slot) => self.act_on_handle(op, session, slot, Act::Stat { name: None }),
+            Command::Map { name, wanted } => self.find(op, name, AfterFind::Map { session, wanted }),
+            Command::Stat(name) => self.find(op, name, AfterFind::Stat),
+            Command::StatHandle(slot) => {
+                self.act_on_handle(op, session, slot, RegionAction::Stat { name: None })
+            }
             Command::RegionCommand(slot, command) => self.command_region(op, session, slot, command),
             Command::Unmap(slot) => match self.mapper.region_of(session, slot) {
                 Some(_) => self.unmap(slot.index, Some(op)),
@@ -226,11 +230,11 @@ impl SessionSide<'_> {
             }
             Command::Withdraw(waiting) => self.withdraw(op, waiting),
             Command::Watch { slot, port } => {
-                self.act_as_principal(op, session, slot, |principal| Act::Watch { principal, port })
+                self.act_as_principal(op, session, slot, |principal| RegionAction::Watch { principal, port })
             }
             Command::Unwatch { region, port } => self.unwatch(op, region, port),
             Command::ListWatchers(slot) => {
-                self.act_as_principal(op, session, slot, |principal| Act::ListWatchers { principal })
+                self.act_as_principal(op, session, slot, |principal| RegionAction::ListWatchers { principal })
             }
             Command::Reach { node, owner } => {
                 self.cx.ask(owner, Request::Reach { node }, Purpose::User(op, UserStep::Reach));
@@ -252,7 +256,7 @@ impl SessionSide<'_> {
         nodes.extend(unconnected);
         let others = nodes.split_off(nodes.len().min(1));
         let (name, len, chunk_bytes) = (Some(name), LOCK_BYTES, CHUNK_BYTES_MIN);
-        let wanted = Wanted { name, len, chunk_bytes, everyone, populate: false };
+        let wanted = RegionSpec { name, len, chunk_bytes, everyone, populate: false };
         self.alloc_on(op, session, wanted, (nodes, others));
     }
 
@@ -260,7 +264,7 @@ impl SessionSide<'_> {
         &mut self,
         op: OpId,
         session: SessionId,
-        wanted: Wanted,
+        wanted: RegionSpec,
         (nodes, others): (Vec<NodeId>, Vec<NodeId>),
     ) {
         let Some(maker) = self.mapper.principal(session).cloned() else {
@@ -269,7 +273,7 @@ impl SessionSide<'_> {
         let Some(home) = nodes.first().copied() else {
             return self.cx.finish(op, Err(CommandError::NoMemoryNode));
         };
-        let Wanted { name, len, chunk_bytes, everyone, populate } = wanted;
+        let RegionSpec { name, len, chunk_bytes, everyone, populate } = wanted;
         let request = Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate };
         let step =
             UserStep::Alloc { session, request: request.clone(), others, directory_failures: 0, lost: None };
@@ -277,14 +281,14 @@ impl SessionSide<'_> {
     }
 
     /// Finds a region by name. If names are outside, tries the known home first, even while the store is down.
-    fn find(&mut self, op: OpId, name: String, then: Then) {
+    fn find(&mut self, op: OpId, name: String, then: AfterFind) {
         match self.commands.known.find(&name) {
-            Some((region, home)) => self.act(op, then.act(Some(name)), region, home, 0),
+            Some((region, home)) => self.start_action(op, then.into_action(Some(name)), region, home, 0),
             None => self.look_up(op, name, then),
         }
     }
 
-    fn look_up(&mut self, op: OpId, name: String, then: Then) {
+    fn look_up(&mut self, op: OpId, name: String, then: AfterFind) {
         let step = UserStep::Find { name: name.clone(), then };
         self.cx.ask_directory(Request::FindName { name }, Purpose::User(op, step));
     }
@@ -296,7 +300,7 @@ impl SessionSide<'_> {
     }
 
     /// Asks the directory, since the region that last had the name was not found by it.
-    fn look_up_again(&mut self, op: OpId, name: String, then: Then) {
+    fn look_up_again(&mut self, op: OpId, name: String, then: AfterFind) {
         self.commands.known.forget(&name);
         self.look_up(op, name, then);
     }
@@ -306,8 +310,10 @@ impl SessionSide<'_> {
         let held = self.mapper.permissions_of(session, slot).unwrap_or(Permissions::all());
         let missing = Permissions::MASTER - held;
         match missing.is_empty() {
-            true => self
-                .act_as_principal(op, session, slot, |principal| Act::RegionCommand { principal, command }),
+            true => self.act_as_principal(op, session, slot, |principal| RegionAction::RegionCommand {
+                principal,
+                command,
+            }),
             false => self.cx.finish(op, Err(ErrorReply::PermissionDenied { missing }.into())),
         }
     }
@@ -317,41 +323,50 @@ impl SessionSide<'_> {
         op: OpId,
         session: SessionId,
         slot: SlotRef,
-        act: impl FnOnce(Principal) -> Act,
+        action: impl FnOnce(Principal) -> RegionAction,
     ) {
         match self.mapper.principal(session).cloned() {
-            Some(principal) => self.act_on_handle(op, session, slot, act(principal)),
+            Some(principal) => self.act_on_handle(op, session, slot, action(principal)),
             None => self.cx.finish(op, Err(CommandError::UnknownHandle)),
         }
     }
 
-    fn act_on_handle(&mut self, op: OpId, session: SessionId, slot: SlotRef, act: Act) {
+    fn act_on_handle(&mut self, op: OpId, session: SessionId, slot: SlotRef, action: RegionAction) {
         match self.mapper.region_of(session, slot) {
-            Some((region, home)) => self.act(op, act, region, home.node, 0),
+            Some((region, home)) => self.start_action(op, action, region, home.node, 0),
             None => self.cx.finish(op, Err(CommandError::Stale)),
         }
     }
 
-    pub(super) fn act(&mut self, op: OpId, act: Act, region: RegionId, home: NodeId, hops: u8) {
-        let request = match &act {
-            Act::Map { session, wanted, name, .. } => {
+    pub(super) fn start_action(
+        &mut self,
+        op: OpId,
+        action: RegionAction,
+        region: RegionId,
+        home: NodeId,
+        hops: u8,
+    ) {
+        let request = match &action {
+            RegionAction::Map { session, wanted, name, .. } => {
                 let Some(principal) = self.mapper.principal(*session).cloned() else {
                     return self.cx.finish(op, Err(CommandError::UnknownHandle));
                 };
                 *self.commands.mapping.entry(region).or_default() += 1;
                 Request::Map { region, principal, wanted: *wanted, name: name.clone() }
             }
-            Act::Stat { .. } => Request::Stat { region },
-            Act::RegionCommand { principal, command } => {
+            RegionAction::Stat { .. } => Request::Stat { region },
+            RegionAction::RegionCommand { principal, command } => {
                 Request::RegionCommand { region, principal: principal.clone(), command: command.clone() }
             }
-            Act::Watch { principal, port } => {
+            RegionAction::Watch { principal, port } => {
                 Request::Watch { region, principal: principal.clone(), port: *port }
             }
-            Act::Unwatch { port } => Request::Unwatch { region, port: *port },
-            Act::ListWatchers { principal } => Request::ListWatchers { region, principal: principal.clone() },
+            RegionAction::Unwatch { port } => Request::Unwatch { region, port: *port },
+            RegionAction::ListWatchers { principal } => {
+                Request::ListWatchers { region, principal: principal.clone() }
+            }
         };
-        self.cx.ask(home, request, Purpose::User(op, UserStep::Act { act, region, hops }));
+        self.cx.ask(home, request, Purpose::User(op, UserStep::Action { action, region, hops }));
     }
 
     pub(super) fn continue_command(
@@ -367,9 +382,12 @@ impl SessionSide<'_> {
             }
             (UserStep::Find { name, then }, Ok(Reply::Found { region, home })) => {
                 self.note_name(&name, region, home);
-                self.act(op, then.act(None), region, home, 0);
+                self.start_action(op, then.into_action(None), region, home, 0);
             }
-            (UserStep::Act { act: Act::Map { session, wanted, name, .. }, region, .. }, Err(refusal)) => {
+            (
+                UserStep::Action { action: RegionAction::Map { session, wanted, name, .. }, region, .. },
+                Err(refusal),
+            ) => {
                 self.stop_mapping(region);
                 // Another handle may have been unmapped while this map request was in flight. A home without the region
                 // does not list this node; it may be about to make the region for this node, and must list it then.
@@ -378,11 +396,13 @@ impl SessionSide<'_> {
                 }
                 let is_final = matches!(refusal, ErrorReply::PermissionDenied { .. } | ErrorReply::Sealed);
                 match name.filter(|_| !is_final) {
-                    Some(name) => self.look_up_again(op, name, Then::Map { session, wanted }),
+                    Some(name) => self.look_up_again(op, name, AfterFind::Map { session, wanted }),
                     None => self.cx.finish(op, Err(refusal.into())),
                 }
             }
-            (UserStep::Act { act, region, hops }, body) => self.continue_act(op, act, region, hops, body),
+            (UserStep::Action { action, region, hops }, body) => {
+                self.continue_action(op, action, region, hops, body)
+            }
             (UserStep::ListNames { after }, body) => self.continue_list(op, after, body),
             (UserStep::Describe { home, names, hops }, body) => {
                 self.continue_describe(op, (home, names, hops), body)
@@ -496,40 +516,44 @@ impl SessionSide<'_> {
         self.cx.finish(op, Ok(Outcome::Mapped { slot, region: reply.region }));
     }
 
-    fn continue_act(
+    fn continue_action(
         &mut self,
         op: OpId,
-        act: Act,
+        action: RegionAction,
         region: RegionId,
         hops: u8,
         body: Result<Reply, ErrorReply>,
     ) {
-        if matches!(act, Act::Map { .. }) {
+        if matches!(action, RegionAction::Map { .. }) {
             self.stop_mapping(region);
         }
-        match (act, body) {
-            (act, Ok(Reply::MovedTo { home })) if hops < HOPS_MAX => {
-                self.act(op, act, region, home, hops + 1)
+        match (action, body) {
+            (action, Ok(Reply::MovedTo { home })) if hops < HOPS_MAX => {
+                self.start_action(op, action, region, home, hops + 1)
             }
-            (Act::Map { session, wanted, unmet, name }, Ok(Reply::Mapped(reply))) => {
+            (RegionAction::Map { session, wanted, unmet, name }, Ok(Reply::Mapped(reply))) => {
                 if let Some(name) = name {
                     self.note_name(&name, region, reply.home.node);
                 }
                 self.insert_mapping(op, session, (wanted, unmet), &reply)
             }
-            (Act::Stat { name: Some(name) }, body) => match body {
+            (RegionAction::Stat { name: Some(name) }, body) => match body {
                 Ok(Reply::Info(info)) if info.name.as_deref() == Some(&name) => {
                     self.note_name(&name, region, info.home);
                     self.cx.finish(op, Ok(Outcome::Info(info)))
                 }
-                _ => self.look_up_again(op, name, Then::Stat),
+                _ => self.look_up_again(op, name, AfterFind::Stat),
             },
-            (Act::Stat { name: None }, Ok(Reply::Info(info))) => self.cx.finish(op, Ok(Outcome::Info(info))),
-            (Act::RegionCommand { .. } | Act::Unwatch { .. }, Ok(Reply::Done)) => {
+            (RegionAction::Stat { name: None }, Ok(Reply::Info(info))) => {
+                self.cx.finish(op, Ok(Outcome::Info(info)))
+            }
+            (RegionAction::RegionCommand { .. } | RegionAction::Unwatch { .. }, Ok(Reply::Done)) => {
                 self.cx.finish(op, Ok(Outcome::Done))
             }
-            (Act::Watch { .. }, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Watching { region })),
-            (Act::ListWatchers { .. }, Ok(Reply::Watchers { watchers })) => {
+            (RegionAction::Watch { .. }, Ok(Reply::Done)) => {
+                self.cx.finish(op, Ok(Outcome::Watching { region }))
+            }
+            (RegionAction::ListWatchers { .. }, Ok(Reply::Watchers { watchers })) => {
                 self.cx.finish(op, Ok(Outcome::Watchers { region, watchers }))
             }
             (_, Err(refusal)) => self.cx.finish(op, Err(refusal.into())),
@@ -551,7 +575,7 @@ impl SessionSide<'_> {
         match (self.mapper.remove(index), home) {
             (Some((region, last, quiesce)), Some(home)) => {
                 let last_of = last.then_some((region, home));
-                self.deferred.announce(self.cx.out(), quiesce, Unmapping { last_of, op });
+                self.deferred.finish_unmapping_later(self.cx.out(), quiesce, Unmapping { last_of, op });
             }
             _ => {
                 if let Some(op) = op {
@@ -578,7 +602,7 @@ impl SessionSide<'_> {
     /// Ends a session's watch. If this node does not map the region, the home has already dropped the watch.
     fn unwatch(&mut self, op: OpId, region: RegionId, port: u32) {
         match self.mapper.home_of(region) {
-            Some(home) => self.act(op, Act::Unwatch { port }, region, home.node, 0),
+            Some(home) => self.start_action(op, RegionAction::Unwatch { port }, region, home.node, 0),
             None => self.cx.finish(op, Ok(Outcome::Done)),
         }
     }

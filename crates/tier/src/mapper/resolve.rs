@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use halite_fabric::Key;
 
-use super::{Large, Locate, Mapped, Mapper, segment_of};
+use super::{Locate, Mapped, Mapper, StoredLayout, segment_of};
 use crate::access::{Blocked, Mapping, Place, RegionOffset, SlotRef, View};
 use crate::ids::{NodeIncarnation, RegionId, SessionId};
 use crate::layout::{self, Extent, Extents};
@@ -86,7 +86,7 @@ impl Mapper {
 
     /// Returns the extents of a mapped region, and its frozen part.
     fn layout(&self, region: RegionId, mapped: &Mapped) -> Option<Layout<'_>> {
-        if let Some(Large { extents, frozen }) = self.large.get(&region) {
+        if let Some(StoredLayout { extents, frozen }) = self.layouts.get(&region) {
             return Some((Cow::Borrowed(extents), *frozen));
         }
         let owner = *self.incarnations.get(&mapped.owner)?;

@@ -24,12 +24,12 @@ const WINDOW_NS: u64 = 10_000_000;
 const PROBE_INTERVAL_NS: u64 = 2_000_000_000;
 /// Length of a generation, in nanoseconds. Rates and round trips of the current and the previous generation are kept.
 const GENERATION_NS: u64 = 5_000_000_000;
-/// Low priority has no limit while high priority uses less than one part in `LITTLE` of the link's rate.
-const LITTLE: u64 = 16;
-/// Low priority always has one part in `FLOOR` of the link's rate, and at least `FLOOR_MIN` bytes per second: a slice
-/// of 64 KiB per second.
-const FLOOR: u64 = 32;
-const FLOOR_MIN: u64 = 64 << 10;
+/// Low priority has no limit while high priority uses less than one part in `LOW_LOAD_PARTS` of the link's rate.
+const LOW_LOAD_PARTS: u64 = 16;
+/// Low priority always has one part in `FLOOR_PARTS` of the link's rate, and at least `FLOOR_BYTES_MIN` bytes per
+/// second: a slice of 64 KiB per second.
+const FLOOR_PARTS: u64 = 32;
+const FLOOR_BYTES_MIN: u64 = 64 << 10;
 /// Additional round-trip time, in nanoseconds, beyond twice the usual one, from which round trips count as grown. It
 /// covers scheduling delays on short paths.
 const GROWTH_NS: u64 = 100_000;
@@ -69,8 +69,8 @@ pub(super) struct SwPri {
     is_probing: bool,
     next_probe_ns: u64,
     /// True in a window in which low priority has its least rate, so that round trips show the idle path.
-    is_listening: bool,
-    next_listening_ns: u64,
+    is_baseline: bool,
+    next_baseline_ns: u64,
     /// The measurements of the current and the previous generation.
     seen: [Seen; 2],
     generation_end_ns: u64,
@@ -92,8 +92,8 @@ impl SwPri {
             settled_ns: 0,
             is_probing: false,
             next_probe_ns: now_ns,
-            is_listening: false,
-            next_listening_ns: now_ns,
+            is_baseline: false,
+            next_baseline_ns: now_ns,
             seen: [Seen::NOTHING; 2],
             generation_end_ns: now_ns.saturating_add(GENERATION_NS),
         }
@@ -125,18 +125,18 @@ impl SwPri {
         self.load = high.max(faded);
         let link = self.link_rate();
         let before = self.limit(Priority::Low);
-        self.limit_by_load = (link > 0 && self.load >= link / LITTLE)
+        self.limit_by_load = (link > 0 && self.load >= link / LOW_LOAD_PARTS)
             .then(|| link.saturating_sub(self.load.saturating_mul(2)).max(floor(link)));
-        let was_listening = std::mem::take(&mut self.is_listening);
-        if !was_listening {
+        let was_baseline = std::mem::take(&mut self.is_baseline);
+        if !was_baseline {
             self.limit_by_delay = self.next_limit_by_delay(now_ns, link, before.unwrap_or(low));
         }
         self.is_probing = self.rate.is_none() && self.has_delayed && now_ns >= self.next_probe_ns;
         if self.is_probing {
             self.next_probe_ns = now_ns.saturating_add(PROBE_INTERVAL_NS);
-        } else if self.round_trips.1 > 0 && low > 0 && now_ns >= self.next_listening_ns {
-            self.is_listening = true;
-            self.next_listening_ns = now_ns.saturating_add(GENERATION_NS);
+        } else if self.round_trips.1 > 0 && low > 0 && now_ns >= self.next_baseline_ns {
+            self.is_baseline = true;
+            self.next_baseline_ns = now_ns.saturating_add(GENERATION_NS);
         }
         if self.limit(Priority::Low).is_none() {
             self.bucket.clear(now_ns);
@@ -159,13 +159,13 @@ impl SwPri {
             return Some((current / 2).max(floor(link)));
         }
         self.limit_by_delay
-            .map(|limit| limit.saturating_add(link / FLOOR).min(link - link / 8).max(floor(link)))
+            .map(|limit| limit.saturating_add(link / FLOOR_PARTS).min(link - link / 8).max(floor(link)))
     }
 }
 
 /// Returns the rate that low priority always has.
 fn floor(link: u64) -> u64 {
-    (link / FLOOR).max(FLOOR_MIN)
+    (link / FLOOR_PARTS).max(FLOOR_BYTES_MIN)
 }
 
 impl Shaper for SwPri {
@@ -207,7 +207,7 @@ impl Shaper for SwPri {
         if priority == Priority::High || self.is_probing {
             return None;
         }
-        let least = self.is_listening.then(|| floor(self.link_rate()));
+        let least = self.is_baseline.then(|| floor(self.link_rate()));
         [self.limit_by_load, self.limit_by_delay, least].into_iter().flatten().min()
     }
 }

@@ -1,4 +1,4 @@
-//! A cluster of engines in one thread, in virtual time: messages arrive in order, when the test lets them.
+//! A cluster of engines in one thread, in virtual time. Messages arrive in order, and the test decides when.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -33,13 +33,13 @@ pub type DirectoryOf = Box<dyn Fn(NodeIncarnation) -> Box<dyn Directory>>;
 type Arenas = Arc<Mutex<BTreeMap<(usize, Key), Window>>>;
 
 /// The arenas of all hosts. On every host, a peer's number is the index of its host plus one.
-struct Everything {
+struct ArenaReach {
     arenas: Arenas,
     /// True if nodes reach the memory of peers by posted operations only.
     posted: bool,
 }
 
-impl Reach for Everything {
+impl Reach for ArenaReach {
     fn window(&self, peer: PeerId, key: Key) -> Option<Window> {
         let arenas = self.arenas.lock().unwrap();
         arenas.get(&(peer.0 as usize - 1, key)).filter(|_| !self.posted).cloned()
@@ -142,7 +142,7 @@ pub struct Cluster {
     undialled: Vec<(usize, String)>,
     /// Directions in which messages are lost.
     pub cut: BTreeSet<(usize, usize)>,
-    /// A wire whose messages are late in single steps.
+    /// A wire whose messages [`Cluster::step_one`] rarely delivers.
     pub slow_wire: Option<(usize, usize)>,
     /// True if drivers copy slowly; `copies` holds the copies in flight.
     pub slow_to_copy: bool,
@@ -218,7 +218,7 @@ impl Cluster {
             full_mesh_nodes_max: self.full_mesh_nodes_max,
         };
         let path = Arc::new(DataPath::default());
-        let reach = Arc::new(Everything { arenas: self.arenas.clone(), posted: self.posted });
+        let reach = Arc::new(ArenaReach { arenas: self.arenas.clone(), posted: self.posted });
         let mut engine = match &self.directory_of {
             None => Engine::new(config, path.clone(), reach, self.now_ns),
             Some(of) => Engine::with_directory(config, path.clone(), reach, of(incarnation), self.now_ns),
@@ -512,9 +512,9 @@ impl Cluster {
     pub fn step_one(&mut self, pick: u64) -> bool {
         let wires: Vec<(usize, usize)> =
             self.wires.iter().filter(|(_, queue)| !queue.is_empty()).map(|(wire, _)| *wire).collect();
-        let hurried: Vec<(usize, usize)> =
+        let faster: Vec<(usize, usize)> =
             wires.iter().filter(|wire| Some(**wire) != self.slow_wire).copied().collect();
-        let wires = if hurried.is_empty() || pick.is_multiple_of(8) { wires } else { hurried };
+        let wires = if faster.is_empty() || pick.is_multiple_of(8) { wires } else { faster };
         let choice = (pick >> 8) as usize % (wires.len() + self.hosts.len());
         if let Some((from, to)) = wires.get(choice) {
             let bytes = self.wires.get_mut(&(*from, *to)).and_then(VecDeque::pop_front).expect("not empty");
@@ -636,7 +636,7 @@ impl Cluster {
     }
 
     /// Starts to free a region on node 1 that node 2 maps; node 2 is stopped and cannot be killed.
-    pub fn free_what_a_stopped_node_maps(&mut self, len: u64) -> OpId {
+    pub fn free_region_of_stopped_mapper(&mut self, len: u64) -> OpId {
         self.kills = false;
         let lh = self.alloc(0, "salt", len, Placement::On(NodeId(1)));
         self.map(2, "salt");

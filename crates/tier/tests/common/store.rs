@@ -22,7 +22,7 @@ impl Etcd {
         Etcd { keys: BTreeMap::new(), revision: 1, cluster: 7 }
     }
 
-    pub fn carry_out(&mut self, transaction: &Transaction) -> Stored {
+    pub fn execute(&mut self, transaction: &Transaction) -> Stored {
         let is_so = transaction.compares.iter().all(|compare| match compare {
             Compare::Absent(key) => !self.keys.contains_key(key),
             Compare::Present(key) => self.keys.contains_key(key),
@@ -72,7 +72,7 @@ pub enum Fate {
     /// The transaction does not arrive.
     Refused,
     /// The store executes the transaction, and the reply is lost.
-    Unheard,
+    ReplyLost,
     /// The sender gives up, and the store executes the transaction later.
     Late,
     /// The endpoint hangs: the store executes the transaction later. The sender knows another endpoint.
@@ -137,10 +137,10 @@ impl World {
                         let reason = "no room".to_owned();
                         Err(StoreFailure { may_be_done: false, is_full: true, has_others: false, reason })
                     }
-                    Fate::Done | Fate::Full => Ok(self.etcd.carry_out(&transaction)),
+                    Fate::Done | Fate::Full => Ok(self.etcd.execute(&transaction)),
                     Fate::Refused => fails(false),
-                    Fate::Unheard => {
-                        self.etcd.carry_out(&transaction);
+                    Fate::ReplyLost => {
+                        self.etcd.execute(&transaction);
                         fails(true)
                     }
                     Fate::Late => {
@@ -152,7 +152,7 @@ impl World {
                         fails(true).map_err(|failure| StoreFailure { has_others: true, ..failure })
                     }
                 };
-                self.tell(host, id, result);
+                self.deliver(host, id, result);
             }
         }
     }
@@ -164,12 +164,12 @@ impl World {
             !self.cluster.store.is_empty()
         } {
             let (host, id, transaction) = self.cluster.store.pop().expect("not empty");
-            let stored = self.etcd.carry_out(&transaction);
-            self.tell(host, id, Ok(stored));
+            let stored = self.etcd.execute(&transaction);
+            self.deliver(host, id, Ok(stored));
         }
     }
 
-    pub fn tell(&mut self, host: usize, id: u64, result: Result<Stored, StoreFailure>) {
+    pub fn deliver(&mut self, host: usize, id: u64, result: Result<Stored, StoreFailure>) {
         if self.cluster.hosts[host].running {
             let now_ns = self.cluster.now_ns;
             self.cluster.hosts[host].engine.handle_stored(now_ns, id, result);
@@ -192,7 +192,7 @@ impl World {
         let mut outcome = self.cluster.outcome(host, op);
         for _ in 0..10 {
             if outcome.is_none() {
-                self.pass(A_SECOND_NS);
+                self.pass(SECOND_NS);
                 outcome = self.cluster.outcome(host, op);
             }
         }
@@ -216,9 +216,9 @@ impl World {
         self.run();
     }
 
-    pub fn write_late(&mut self) {
+    pub fn execute_late(&mut self) {
         for transaction in std::mem::take(&mut self.late) {
-            self.etcd.carry_out(&transaction);
+            self.etcd.execute(&transaction);
         }
     }
 
@@ -233,11 +233,11 @@ pub fn names_at(prefix: &str) -> NamesAt {
 }
 
 /// Returns true if a command failed because the store did.
-pub fn is_out(outcome: &Result<Outcome, CommandError>) -> bool {
+pub fn is_unavailable(outcome: &Result<Outcome, CommandError>) -> bool {
     matches!(outcome, Err(CommandError::Refused(ErrorReply::DirectoryOut { .. })))
 }
 
-pub const A_SECOND_NS: u64 = 1_000_000_000;
+pub const SECOND_NS: u64 = 1_000_000_000;
 
 /// Names that hosts claim and free at random, while transactions fail.
 pub struct Claims {
@@ -263,7 +263,7 @@ impl Claims {
         let claim = super::allocation(Some(&name), 4096, Placement::Local);
         let outcome = world.command_with(host, claim, |_| match random.u32(..8) {
             0 if fails => Fate::Refused,
-            1 if fails => Fate::Unheard,
+            1 if fails => Fate::ReplyLost,
             2 if fails => Fate::Late,
             _ => Fate::Done,
         });
@@ -282,11 +282,11 @@ impl Claims {
         }
     }
 
-    /// Executes late transactions, then checks that each name leads to its holder, and no others exist.
+    /// Executes late transactions, then checks that each held name leads to its holder.
     pub fn settle(&self, world: &mut World) {
-        world.write_late();
+        world.execute_late();
         for _ in 0..3 {
-            world.pass(A_SECOND_NS + LEASE_NS);
+            world.pass(SECOND_NS + LEASE_NS);
         }
         for (name, host) in &self.held {
             assert_eq!(world.home_of(0, name), Ok(NodeId(*host as u32)), "seed {}: {name}", self.seed);

@@ -12,7 +12,7 @@ use halite_tier::permissions::{Grantee, NAMED_MAX, Permissions};
 
 const LEN: u64 = 3 * CHUNK_BYTES + 5;
 
-fn order(cluster: &mut Cluster, host: usize, lh: SlotRef, order: RegionCommand) {
+fn run_on_region(cluster: &mut Cluster, host: usize, lh: SlotRef, order: RegionCommand) {
     assert_eq!(cluster.command(host, Command::RegionCommand(lh, order)), Ok(Outcome::Done));
 }
 
@@ -23,21 +23,26 @@ fn queued_commands_are_checked_after_a_revoke() {
     let lh = cluster.alloc(1, "salt", LEN, Placement::Local);
     let bob = Principal("bob".into());
     let who = Grantee::Principal(bob.clone());
-    order(&mut cluster, 1, lh, RegionCommand::Grant { who: who.clone(), permissions: Permissions::all() });
+    run_on_region(
+        &mut cluster,
+        1,
+        lh,
+        RegionCommand::Grant { who: who.clone(), permissions: Permissions::all() },
+    );
     cluster.hosts[2].session = cluster.hosts[2].engine.open_session(bob).unwrap();
-    let his = cluster.map_for(2, "salt", Permissions::MASTER);
+    let handle_of_bob = cluster.map_for(2, "salt", Permissions::MASTER);
     cluster.held = vec![(1, 2)];
     let revoke = |who, permissions| Command::RegionCommand(lh, RegionCommand::Revoke { who, permissions });
     let long = cluster.submit(1, revoke(Grantee::Everyone, Permissions::ATOMIC));
-    let deposing = cluster.submit(1, revoke(who, Permissions::MASTER));
+    let revoking_master = cluster.submit(1, revoke(who, Permissions::MASTER));
     cluster.run();
     let waiting = [RegionCommand::Free, RegionCommand::Seal, RegionCommand::Move { to: NodeId(0) }]
-        .map(|order| cluster.submit(2, Command::RegionCommand(his, order)));
+        .map(|order| cluster.submit(2, Command::RegionCommand(handle_of_bob, order)));
     cluster.run();
     assert!(!cluster.has_ended(1, long) && waiting.iter().all(|op| !cluster.has_ended(2, *op)));
     cluster.held = vec![];
     cluster.run();
-    assert_eq!(cluster.outcome(1, deposing), Some(Ok(Outcome::Done)));
+    assert_eq!(cluster.outcome(1, revoking_master), Some(Ok(Outcome::Done)));
     for op in waiting {
         let denied = ErrorReply::PermissionDenied { missing: Permissions::MASTER };
         assert_eq!(cluster.outcome(2, op), Some(Err(denied.into())));
@@ -47,11 +52,11 @@ fn queued_commands_are_checked_after_a_revoke() {
 }
 
 #[test]
-fn memory_of_stopped_writers_is_kept_until_cut_off() {
+fn freed_memory_waits_for_cut_off_of_stopped_mapper() {
     let mut cluster = Cluster::of(3);
-    let freeing = cluster.free_what_a_stopped_node_maps(LEN);
+    let freeing = cluster.free_region_of_stopped_mapper(LEN);
     cluster.run();
-    assert_eq!(cluster.outcome(0, freeing), None, "the stopped node has not let go");
+    assert_eq!(cluster.outcome(0, freeing), None, "the stopped node has not acknowledged");
     cluster.sleep(2 * LEASE_NS);
     assert_eq!(cluster.outcome(0, freeing), None, "silence is no acknowledgement");
     cluster.sleep(4 * LEASE_NS);
@@ -62,7 +67,7 @@ fn memory_of_stopped_writers_is_kept_until_cut_off() {
     assert_eq!(cluster.memory(1), (0, 0), "the command continues");
 }
 
-/// Found as lost writes: the last message of a former home was overtaken by the first of the next one.
+/// Past bug: the first message of the next home overtook the last message of the former home, and writes were lost.
 #[test]
 fn writes_survive_repeated_moves_in_any_message_order() {
     for seed in 1..=150u64 {
@@ -106,12 +111,12 @@ fn the_last_master_cannot_be_revoked() {
     let refused = cluster.command(0, Command::RegionCommand(lh, revoke.clone()));
     assert_eq!(refused, Err(ErrorReply::LastMaster.into()));
     let bob = Grantee::Principal(Principal("bob".into()));
-    order(&mut cluster, 0, lh, RegionCommand::Grant { who: bob, permissions: Permissions::MASTER });
-    order(&mut cluster, 0, lh, revoke);
+    run_on_region(&mut cluster, 0, lh, RegionCommand::Grant { who: bob, permissions: Permissions::MASTER });
+    run_on_region(&mut cluster, 0, lh, revoke);
 }
 
 #[test]
-fn the_permissions_of_a_region_name_few_principals() {
+fn grants_per_region_are_limited() {
     let mut cluster = Cluster::of(1);
     let lh = cluster.alloc(0, "salt", LEN, Placement::Local);
     let granted = |number: usize| RegionCommand::Grant {
@@ -119,16 +124,16 @@ fn the_permissions_of_a_region_name_few_principals() {
         permissions: Permissions::READ,
     };
     for number in 0..NAMED_MAX - 1 {
-        order(&mut cluster, 0, lh, granted(number));
+        run_on_region(&mut cluster, 0, lh, granted(number));
     }
     let refused = cluster.command(0, Command::RegionCommand(lh, granted(NAMED_MAX)));
     assert_eq!(refused, Err(ErrorReply::TooManyGrants { max: NAMED_MAX as u64 }.into()));
-    order(&mut cluster, 0, lh, granted(0));
+    run_on_region(&mut cluster, 0, lh, granted(0));
 }
 
-/// Each time the lister asks the home, the region has moved on.
+/// Each time the listing node asks a home, the region has moved to the next home.
 #[test]
-fn a_list_contains_a_region_that_always_moves() {
+fn list_includes_a_region_that_keeps_moving() {
     for moves in [1, 16, 17, 40] {
         let mut cluster = Cluster::of(3);
         let lh = cluster.alloc(1, "salt", LEN, Placement::Local);
@@ -136,7 +141,7 @@ fn a_list_contains_a_region_that_always_moves() {
         let op = cluster.submit(2, Command::List { after: None });
         cluster.run();
         for home in (0..moves).map(|turn| turn % 2) {
-            order(&mut cluster, 1, lh, RegionCommand::Move { to: NodeId(home) });
+            run_on_region(&mut cluster, 1, lh, RegionCommand::Move { to: NodeId(home) });
             cluster.held = vec![(2, home as usize)];
             cluster.run();
         }
@@ -160,7 +165,7 @@ fn anywhere_prefers_permanent_nodes() {
     assert_eq!(cluster.info(command, "wide").nodes, vec![(NodeId(0), LEN)]);
     cluster.alloc(1, "own", LEN, Placement::Anywhere);
     assert_eq!(cluster.info(command, "own").home, NodeId(1000));
-    order(&mut cluster, command, lh, RegionCommand::Free);
+    run_on_region(&mut cluster, command, lh, RegionCommand::Free);
 }
 
 #[test]
@@ -195,7 +200,7 @@ fn set_name(lh: SlotRef, name: &str) -> Command {
 }
 
 #[test]
-fn makers_die_before_or_after_naming() {
+fn creator_dies_before_or_after_naming() {
     let mut cluster = Cluster::of(3);
     for (step, survives) in [(false, false), (true, true)] {
         let client = cluster.add(1000 + u32::from(step), 0);
@@ -213,9 +218,9 @@ fn makers_die_before_or_after_naming() {
     }
 }
 
-/// A home that was lost before it answered may have made the region, whatever other homes certainly did not do.
+/// A home that was lost before it answered may have allocated the region, even if all other homes refused.
 #[test]
-fn an_alloc_is_in_doubt_if_any_home_was_lost_before_it_answered() {
+fn alloc_outcome_is_unknown_after_the_loss_of_a_home() {
     let mut cluster = Cluster::of(3);
     let without_memory = cluster.add(3, 0);
     cluster.held = vec![(without_memory, 0)];

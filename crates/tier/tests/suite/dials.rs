@@ -43,7 +43,7 @@ fn dialers_with_bad_hellos_are_dropped() {
         engine.handle_connected(0, connection(7, false), &hello);
         let mut effects = Vec::from_iter(std::iter::from_fn(|| engine.poll_effect()));
         if matches!(why, BadHello::Version(_)) {
-            // It sees the other version as well, and hangs up by itself if it conforms.
+            // A conforming peer reads this node's version, and disconnects by itself.
             assert!(matches!(effects[..], [Effect::News(_)]), "{effects:?}");
             while let Some(due_ns) = engine.poll_timeout().filter(|due_ns| *due_ns <= 2 * LEASE_NS) {
                 engine.handle_timeout(due_ns);
@@ -57,20 +57,21 @@ fn dialers_with_bad_hellos_are_dropped() {
     }
 }
 
-fn hear(engine: &mut Engine, notice: Notice) {
+fn deliver(engine: &mut Engine, notice: Notice) {
     for frame in link::frames(&message::encode(&Message::Notice(notice)), 1 << 16) {
         engine.handle_message(0, PeerId(7), &frame);
     }
 }
 
-/// The first 80 quarters of a lease in which a node dials an unreachable one of which node 0 told it.
+/// Returns the quarters of a lease, out of the first 80, in which a node dials an unreachable node that node 0 has
+/// reported.
 fn dials_to_unreachable(cluster: &mut Cluster) -> Vec<u64> {
     let host = cluster.add_unmet(5, 0);
     let engine = &mut cluster.hosts[host].engine;
     engine.handle_connected(0, connection(7, true), &hello(0, "zero"));
-    hear(engine, Notice::Welcome { pairing: 1 });
+    deliver(engine, Notice::Welcome { pairing: 1 });
     let unreachable = vec![(Member::unseen(incarnation(1)), "one".to_owned())];
-    hear(engine, Notice::Known { living: Vec::new(), unreachable, ended: Vec::new() });
+    deliver(engine, Notice::Known { living: Vec::new(), unreachable, ended: Vec::new() });
     let mut dials = Vec::new();
     for quarter in 0..80 {
         engine.handle_timeout(quarter * LEASE_NS / 4);

@@ -22,8 +22,7 @@ fn drained(outcome: Result<Outcome, CommandError>) -> Drained {
     }
 }
 
-/// The node leaves, and its goodbye arrives as late as possible: messages about other nodes arrive first on other
-/// wires.
+/// Makes a node leave: delivers its notices, then ends its process.
 fn leave(cluster: &mut Cluster, host: usize) {
     cluster.hosts[host].engine.leave(cluster.now_ns);
     cluster.run();
@@ -54,9 +53,9 @@ fn owners_drain_their_chunks_only() {
     assert_eq!(cluster.memory(0).1, 0);
 }
 
-/// Messages of the next homes are late everywhere, and the goodbye is not.
+/// The leave notice arrives before the messages of the next home.
 #[test]
-fn goodbyes_before_the_next_home_lose_no_regions() {
+fn early_leave_notices_lose_no_regions() {
     let mut cluster = Cluster::of(3);
     let slot = region_on(&mut cluster, "a", 1);
     cluster.command(2, Command::Status).unwrap();
@@ -80,7 +79,7 @@ fn goodbyes_before_the_next_home_lose_no_regions() {
 fn draining_nodes_refuse_new_regions() {
     let mut cluster = Cluster::of(3);
     region_on(&mut cluster, "a", 1);
-    // One mapper is slow to let go.
+    // One mapper acknowledges late.
     cluster.map(2, "a");
     cluster.held = vec![(2, 1)];
     let op = cluster.submit(0, drain(1));
@@ -94,7 +93,7 @@ fn draining_nodes_refuse_new_regions() {
     assert_eq!(cluster.command(0, both), Err(ErrorReply::Draining(NodeId(1)).into()));
     let local = cluster.command(1, allocation(Placement::Local));
     assert_eq!(local, Err(ErrorReply::Draining(NodeId(1)).into()));
-    // Node 2 may be chosen, whose answers are held.
+    // This may choose node 2, whose answers are held.
     let elsewhere = cluster.submit(1, allocation(Placement::Anywhere));
     common::slot(cluster.command(0, allocation(Placement::Anywhere)));
     for host in [0, 1] {
@@ -114,7 +113,7 @@ fn draining_nodes_refuse_new_regions() {
     assert_eq!(drained(cluster.outcome(0, op).unwrap()).left_count, 0);
 }
 
-/// The time passes while a chunk is being copied.
+/// The deadline passes while a chunk is being copied.
 #[test]
 fn nothing_moves_after_a_refused_drain() {
     for home in [1, 2] {
@@ -139,7 +138,7 @@ fn nothing_moves_after_a_refused_drain() {
         assert_eq!((after.home, &after.nodes), (before.home, &before.nodes));
         assert_eq!(cluster.read(0, slot, 0, 4), b"salt");
         assert_eq!((0..3).map(|host| cluster.memory(host).0).collect::<Vec<_>>(), used);
-        // A later drain moves it.
+        // A later drain moves the region.
         assert_eq!(drained(cluster.command(0, drain(1))).left_count, 0);
     }
 }
@@ -171,7 +170,7 @@ fn locks_move_with_holder_waiters_and_tokens() {
     assert!(third > second && !recovered);
 }
 
-/// The holder is connected to the old home and not to the next one: it may still work under its lock.
+/// The holder is connected to the former home but not to the next home, so it may still rely on the lock.
 #[test]
 fn moved_locks_wait_for_guards_of_unconnected_holders() {
     let mut cluster = Cluster::of(3);
@@ -217,9 +216,9 @@ fn a_drain_waits_for_nodes_out_of_reach() {
     }
 }
 
-/// The goodbye does not reach the directory's node, but a node that heard it tells the directory.
+/// The leave notice does not reach the directory's node, but a node that received it reports to the directory.
 #[test]
-fn a_node_that_left_behind_a_cut_link_counts_as_left() {
+fn leaving_behind_a_cut_link_is_reported_as_left() {
     let mut cluster = Cluster::of(3);
     cluster.adapters = true;
     cluster.part(&[0], &[1]);

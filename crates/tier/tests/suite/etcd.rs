@@ -2,14 +2,14 @@
 
 use crate::common;
 
-use common::store::{A_SECOND_NS, Claims, Fate, World, fails, is_out, names_at};
+use common::store::{Claims, Fate, SECOND_NS, World, fails, is_unavailable, names_at};
 use halite_tier::directory::{Step, Transaction};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, Message, RegionCommand, Request, decode};
 use halite_tier::permissions::Permissions;
 
-/// The first home's claim has an unknown result, so the name may not be reported as another region's.
+/// The result of the first home's claim is unknown, so the error must not say that another region has the name.
 #[test]
 fn unknown_claims_are_not_reported_as_taken() {
     let mut world = World::of(2);
@@ -20,21 +20,20 @@ fn unknown_claims_are_not_reported_as_taken() {
         !world.cluster.store.is_empty()
     } {
         let (host, id, transaction) = world.cluster.store.remove(0);
-        let stored = world.etcd.carry_out(&transaction);
+        let stored = world.etcd.execute(&transaction);
         let is_claim =
             transaction.then.iter().any(|step| matches!(step, Step::Put(key, _) if key.ends_with("names/a")));
         let is_reply_lost = host == 0 && (is_claim || !is_first);
         is_first &= !is_claim;
-        world.tell(host, id, if is_reply_lost { fails(true) } else { Ok(stored) });
+        world.deliver(host, id, if is_reply_lost { fails(true) } else { Ok(stored) });
     }
-    assert!(world.cluster.outcome(0, op).is_some_and(|outcome| is_out(&outcome)));
-    world.pass(A_SECOND_NS);
+    assert!(world.cluster.outcome(0, op).is_some_and(|outcome| is_unavailable(&outcome)));
+    world.pass(SECOND_NS);
     assert_eq!(world.names(), [""; 0], "released");
     world.alloc(1, "a").unwrap();
 }
 
-/// An endpoint that hangs delays a claim only: the claim is repeated at another one, and has no effect if it takes
-/// effect late.
+/// A claim whose endpoint hangs is repeated at another endpoint. The first copy has no effect if it executes later.
 #[test]
 fn claims_that_hang_are_repeated_at_another_endpoint() {
     let mut world = World::of(2);
@@ -47,12 +46,12 @@ fn claims_that_hang_are_repeated_at_another_endpoint() {
     let Ok(Outcome::Mapped { slot, .. }) = named else { panic!("{named:?}") };
     assert_eq!((hangs, world.names()), (0, vec!["a".to_owned()]), "the claim and the next fence hang");
     world.command(1, Command::RegionCommand(slot, RegionCommand::Free)).unwrap();
-    world.write_late();
+    world.execute_late();
     assert_eq!(world.names(), [""; 0], "the late claim is void");
     world.alloc(0, "a").unwrap();
 }
 
-/// A name reclaimed while its former node is forgotten stays, and the others still go.
+/// A name that is claimed again while its former node is being forgotten stays; the other names are removed.
 #[test]
 fn names_reclaimed_while_forgetting_are_kept() {
     let mut world = World::of(3);
@@ -69,35 +68,35 @@ fn names_reclaimed_while_forgetting_are_kept() {
             true => Fate::Late,
             false => Fate::Done,
         });
-    assert!(is_out(&refused));
+    assert!(is_unavailable(&refused));
     assert_eq!(world.names(), ["a", "b", "c"]);
-    world.pass(2 * A_SECOND_NS);
+    world.pass(2 * SECOND_NS);
     assert_eq!(world.names(), [""; 0]);
     world.alloc(1, "a").unwrap();
-    world.write_late();
+    world.execute_late();
     assert_eq!(world.names(), ["a"], "late transactions have no effect");
 }
 
-/// The known home is asked at once, without the store, in one round trip.
+/// A node asks the cached home of a name directly: in one round trip, without the store.
 #[test]
 fn known_names_are_found_without_the_store() {
     let mut world = World::of(4);
     let Ok(Outcome::Mapped { slot, .. }) = world.alloc(1, "a") else { panic!() };
     assert_eq!(world.home_of(2, "a"), Ok(NodeId(1)));
     let map = || Command::Map { name: "a".to_owned(), wanted: Permissions::MASTER };
-    let without_command = |transaction: &Transaction| panic!("unexpected transaction: {transaction:?}");
+    let no_transaction = |transaction: &Transaction| panic!("unexpected transaction: {transaction:?}");
     for host in [1, 2] {
-        assert!(matches!(world.command_with(host, map(), without_command), Ok(Outcome::Mapped { .. })));
+        assert!(matches!(world.command_with(host, map(), no_transaction), Ok(Outcome::Mapped { .. })));
     }
-    assert!(is_out(&world.command_with(3, map(), |_| Fate::Refused)));
-    // Later requests follow its moves.
+    assert!(is_unavailable(&world.command_with(3, map(), |_| Fate::Refused)));
+    // Later requests follow moves of the region.
     world.command(1, Command::RegionCommand(slot, RegionCommand::Move { to: NodeId(0) })).unwrap();
-    match world.command_with(2, Command::Stat("a".to_owned()), without_command) {
+    match world.command_with(2, Command::Stat("a".to_owned()), no_transaction) {
         Ok(Outcome::Info(info)) => assert_eq!(info.home, NodeId(0)),
         other => panic!("{other:?}"),
     }
     world.cluster.record(2, 0);
-    assert!(matches!(world.command_with(2, map(), without_command), Ok(Outcome::Mapped { .. })));
+    assert!(matches!(world.command_with(2, map(), no_transaction), Ok(Outcome::Mapped { .. })));
     let sent = world.cluster.recorded();
     let requests = sent.iter().map(|frame| decode(&frame[1..]).expect("a message"));
     let requests: Vec<Message> =
@@ -105,8 +104,8 @@ fn known_names_are_found_without_the_store() {
     assert!(matches!(&requests[..], [Message::Request { body: Request::Map { .. }, .. }]), "{requests:?}");
 }
 
-/// What is known of a name is stale once its region is freed, its home is dead, or another region has it: then the
-/// store is asked.
+/// A cached name is stale once its region is freed, its home is dead, or another region has the name. The node then
+/// asks the store.
 #[test]
 fn stale_known_names_are_corrected() {
     let mut world = World::of(4);
@@ -127,7 +126,7 @@ fn stale_known_names_are_corrected() {
     world.cluster.kill(3);
     world.run();
     assert!(matches!(world.home_of(2, "a"), Err(CommandError::Refused(ErrorReply::Lost { .. }))));
-    // Its home has renamed the region, since another claimed the name while the store had lost it.
+    // The home renames its region, because another region claimed the name while the store lacked it.
     world.alloc(1, "b").unwrap();
     let mapped = |world: &mut World| match world
         .command(2, Command::Map { name: "b".to_owned(), wanted: Permissions::MASTER })
@@ -139,33 +138,34 @@ fn stale_known_names_are_corrected() {
     world.etcd.keys.retain(|key, _| !key.contains("/names/"));
     world.alloc(0, "b").unwrap();
     world.command_with(1, Command::Stat("none".to_owned()), |_| Fate::Refused).unwrap_err();
-    world.pass(2 * A_SECOND_NS);
+    world.pass(2 * SECOND_NS);
     assert_ne!(mapped(&mut world), first);
     assert_eq!(world.home_of(2, "b"), Ok(NodeId(0)));
 }
 
-/// A node that found the name before its home released it used a region whose name another one got.
+/// Past bug: a node found a name that its home was about to release, and used a region whose name another region got.
 #[test]
-fn names_unknown_to_their_home_lead_nowhere() {
-    for fate in [Fate::Unheard, Fate::Late] {
+fn names_unknown_to_their_home_are_not_found() {
+    for fate in [Fate::ReplyLost, Fate::Late] {
         let mut world = World::of(2);
         let unnamed = world.command(0, common::allocation(None, 4096, Placement::Local));
         let Ok(Outcome::Mapped { slot, .. }) = unnamed else { panic!() };
         let naming = Command::RegionCommand(slot, RegionCommand::SetName { name: "a".to_owned() });
-        assert!(is_out(&world.command_with(0, naming.clone(), |_| fate)), "{fate:?}");
-        world.write_late();
+        assert!(is_unavailable(&world.command_with(0, naming.clone(), |_| fate)), "{fate:?}");
+        world.execute_late();
         let map = || Command::Map { name: "a".to_owned(), wanted: Permissions::WRITE };
         let found = world.command_with(1, map(), |_| Fate::Done).err();
         assert_eq!(found, Some(ErrorReply::NotFound.into()), "{fate:?}");
-        world.pass(A_SECOND_NS);
+        world.pass(SECOND_NS);
         assert!(world.names().is_empty(), "{fate:?}");
         world.command(0, naming).unwrap();
         assert!(matches!(world.command(1, map()), Ok(Outcome::Mapped { .. })));
     }
 }
 
-/// A region moved from host 1, which has ended, to host 2, as seen by host 0; the store has executed nothing since.
-fn moved_and_not_written() -> World {
+/// Returns a world in which two regions have moved from host 1, which has ended, to host 2, while the store has
+/// executed no transaction.
+fn world_with_unwritten_moves() -> World {
     let mut world = World::of(3);
     let slots = ["a", "b"].map(|name| match world.alloc(1, name) {
         Ok(Outcome::Mapped { slot, .. }) => slot,
@@ -185,18 +185,18 @@ fn moved_and_not_written() -> World {
     world
 }
 
-/// The store lacks its new home: meanwhile it is neither reported as lost, nor is its name granted.
+/// While the store lacks the new home of a region, the region is not reported as lost, and its name is not granted.
 #[test]
 fn unwritten_moves_do_not_lose_names() {
-    let mut world = moved_and_not_written();
+    let mut world = world_with_unwritten_moves();
     let claim = world.cluster.submit(0, common::allocation(Some("a"), 4096, Placement::Local));
     let find = world.cluster.submit(0, Command::Stat("b".to_owned()));
     let lost = world.cluster.submit(0, Command::ListLost);
     world.run_newest_first();
     assert_eq!(world.cluster.outcome(0, lost), Some(Ok(Outcome::Lost(Vec::new()))));
-    assert!(world.cluster.outcome(0, find).is_some_and(|outcome| is_out(&outcome)));
+    assert!(world.cluster.outcome(0, find).is_some_and(|outcome| is_unavailable(&outcome)));
     assert_eq!(world.cluster.outcome(0, claim), Some(Err(ErrorReply::NameTaken.into())));
-    world.pass(A_SECOND_NS);
+    world.pass(SECOND_NS);
     assert_eq!(world.home_of(0, "a"), Ok(NodeId(2)));
 }
 
@@ -208,10 +208,10 @@ fn names_are_unique_under_store_failures() {
         for _ in 0..30 {
             claims.claim(&mut world, 3, true);
             if claims.is_one_in(4) {
-                world.write_late();
+                world.execute_late();
             }
             if claims.is_one_in(4) {
-                world.pass(A_SECOND_NS);
+                world.pass(SECOND_NS);
             }
         }
         claims.settle(&mut world);
@@ -220,9 +220,10 @@ fn names_are_unique_under_store_failures() {
     }
 }
 
-/// Of two clusters that move their names to one place at once, the later wins, and the other stays unchanged.
+/// If two clusters move their names to one prefix at the same time, the later move succeeds, and the other cluster
+/// keeps its names.
 #[test]
-fn moves_are_refused_if_another_cluster_is_there() {
+fn name_moves_fail_if_another_cluster_has_the_prefix() {
     let mut world = World::embedded(2);
     world.alloc(1, "a").unwrap();
     let mut third = World::embedded(1);
@@ -236,8 +237,8 @@ fn moves_are_refused_if_another_cluster_is_there() {
             third.move_names(0).unwrap();
             std::mem::swap(&mut world.etcd, &mut third.etcd);
         }
-        let stored = world.etcd.carry_out(&asked);
-        world.tell(host, id, Ok(stored));
+        let stored = world.etcd.execute(&asked);
+        world.deliver(host, id, Ok(stored));
     }
     match world.cluster.outcome(0, op) {
         Some(Err(CommandError::Refused(ErrorReply::NamesNotMoved { reason }))) => {
@@ -269,10 +270,10 @@ fn repeated_moves_keep_names_unique() {
                 None => {}
             }
             if claims.is_one_in(3) {
-                world.write_late();
+                world.execute_late();
             }
             if claims.is_one_in(4) {
-                world.pass(A_SECOND_NS);
+                world.pass(SECOND_NS);
             }
         }
         claims.settle(&mut world);
@@ -284,7 +285,7 @@ fn repeated_moves_keep_names_unique() {
     assert!(moved > 100 && refused > 50, "{moved} moves succeeded, {refused} were refused");
 }
 
-/// Node 0 has all names again, lost ones too, and no node uses the store.
+/// Node 0 has all names again, including lost names, and no node uses the store.
 #[test]
 fn names_move_back_to_node_0() {
     let mut world = World::of(4);
@@ -337,15 +338,15 @@ fn repeated_returns_keep_names_unique() {
                 None => {}
             }
             if claims.is_one_in(3) {
-                world.write_late();
+                world.execute_late();
             }
             if claims.is_one_in(4) {
-                world.pass(A_SECOND_NS);
+                world.pass(SECOND_NS);
             }
         }
         claims.settle(&mut world);
         if !is_moved {
-            // A return whose last reply was lost may have ended all the same.
+            // A return whose last reply was lost may have succeeded.
             moved += usize::from(world.etcd.keys.contains_key("/halite/test/closed"));
         }
     }

@@ -2,14 +2,14 @@
 
 use crate::common;
 
-use common::store::{A_SECOND_NS, Claims, Etcd, World, is_out};
+use common::store::{Claims, Etcd, SECOND_NS, World, is_unavailable};
 use common::{ARENA_BYTES, LEASE_NS};
 use halite_tier::effect::{Command, Outcome};
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, RegionCommand};
 use halite_tier::news::News;
 
-/// Number of such news of a node.
+/// Returns the number of a node's news for which `is` returns true.
 fn news_count(world: &World, host: usize, is: impl Fn(&News) -> bool) -> usize {
     world.cluster.hosts[host].news.iter().filter(|news| is(news)).count()
 }
@@ -18,12 +18,12 @@ fn is_edited(news: &News) -> bool {
     matches!(news, News::EtcdEdited { .. })
 }
 
-/// The end of a node as recorded by another node, by hand, and garbage.
+/// Values written over a node's key: an end recorded by another node, an end written by hand, and garbage.
 const EDITS: [&str; 4] = ["ended killed 7 by 0.64", "ended left 7", "ended badly", "hello"];
 
-/// Nodes that are not connected to it do not believe the edit either.
+/// Nodes that are not connected to the node of an edited key ignore the edit, too.
 #[test]
-fn edits_of_unreachable_nodes_prove_nothing() {
+fn edited_records_of_unreachable_nodes_are_ignored() {
     let mut world = World::of(3);
     world.cluster.adapters = true;
     world.alloc(2, "a").unwrap();
@@ -36,13 +36,13 @@ fn edits_of_unreachable_nodes_prove_nothing() {
         assert_eq!(world.alloc(1, "a"), Err(ErrorReply::NameTaken.into()), "{edit}");
         assert_eq!(world.command(1, Command::ListLost), Ok(Outcome::Lost(Vec::new())), "{edit}");
     }
-    world.pass(20 * A_SECOND_NS);
+    world.pass(20 * SECOND_NS);
     assert_eq!(world.etcd.keys["/halite/test/homes/2.66"].0, "lives");
 }
 
-/// A node that the others have declared dead, and that is not connected to them, must not record that it lives.
+/// A node that the others have declared dead, and that is not connected to them, must not record itself as alive.
 #[test]
-fn ends_recorded_by_other_nodes_stand() {
+fn recorded_ends_are_not_overwritten() {
     let mut world = World::of(3);
     world.cluster.adapters = true;
     world.alloc(2, "a").unwrap();
@@ -51,18 +51,18 @@ fn ends_recorded_by_other_nodes_stand() {
     world.command(1, Command::ForgetNode(NodeId(2))).unwrap();
     let key = "/halite/test/homes/2.66";
     assert!(world.etcd.keys[key].0.starts_with("ended unreachable"), "{:?}", world.etcd.keys[key]);
-    world.pass(60 * A_SECOND_NS);
+    world.pass(60 * SECOND_NS);
     assert!(world.etcd.keys[key].0.starts_with("ended unreachable"), "{:?}", world.etcd.keys[key]);
-    assert!(is_out(&world.alloc(2, "b")));
+    assert!(is_unavailable(&world.alloc(2, "b")));
     let is_reported = |news: &News| matches!(news, News::EtcdEnded { by, .. } if by.node == NodeId(0));
     assert_eq!((news_count(&world, 2, is_reported), news_count(&world, 2, is_edited)), (1, 0));
     assert_eq!(world.names(), [""; 0]);
     world.alloc(1, "a").unwrap();
 }
 
-/// The restored store has a region that was freed since: its home releases the name.
+/// The restored store lists regions that were freed after the backup. Their homes release the names.
 #[test]
-fn homes_free_names_revived_by_a_restore() {
+fn homes_free_names_that_a_restore_brought_back() {
     let free = Command::ForgetName("a".to_owned());
     for asker in [0, 1] {
         let mut world = World::of(3);
@@ -74,10 +74,10 @@ fn homes_free_names_revived_by_a_restore() {
         let backup = world.etcd.clone();
         world.command(1, Command::RegionCommand(slot, RegionCommand::Free)).unwrap();
         world.command(1, Command::RegionCommand(moving, RegionCommand::Free)).unwrap();
-        world.pass(20 * A_SECOND_NS);
+        world.pass(20 * SECOND_NS);
         assert_eq!(world.names(), ["stays"]);
         world.etcd = backup;
-        world.pass(20 * A_SECOND_NS);
+        world.pass(20 * SECOND_NS);
         assert_eq!(world.names(), ["a", "moves", "stays"]);
         // Its home or another node wants the name, for a new region or to remove it.
         world.command(asker, free.clone()).unwrap();
@@ -92,8 +92,8 @@ fn homes_free_names_revived_by_a_restore() {
     }
 }
 
-/// A command that is killed may have names of servers, locks and barriers. Its records go within minutes, also if node 0
-/// was down when it ended.
+/// A killed command may have names of servers, locks and barriers. Its records are removed within minutes, even if node
+/// 0 was down when the command ended.
 #[test]
 fn killed_commands_leave_no_records() {
     for is_without_first in [false, true] {
@@ -113,16 +113,16 @@ fn killed_commands_leave_no_records() {
             world.cluster.add(0, ARENA_BYTES);
             world.run();
         }
-        world.pass(2 * A_SECOND_NS);
-        world.pass(80 * A_SECOND_NS);
-        world.pass(80 * A_SECOND_NS);
+        world.pass(2 * SECOND_NS);
+        world.pass(80 * SECOND_NS);
+        world.pass(80 * SECOND_NS);
         let homes: Vec<&String> = world.etcd.keys.keys().filter(|key| key.contains("/homes/1000.")).collect();
         assert!(homes.is_empty(), "without node 0: {is_without_first}: {homes:?}");
         assert_eq!(world.names(), ["stays"], "without node 0: {is_without_first}");
     }
 }
 
-/// The record of numbers is outdated, gone, or garbage.
+/// The record of numbers is outdated, missing, or garbage.
 #[test]
 fn used_numbers_are_never_reissued() {
     let key = "/halite/test/numbers".to_owned();
@@ -140,7 +140,7 @@ fn used_numbers_are_never_reissued() {
     }
 }
 
-/// The store is restored to when an incarnation lived that no node knows any more.
+/// The store is restored to a time at which an incarnation was alive that no node knows any more.
 #[test]
 fn names_of_unknown_incarnations_can_be_forgotten() {
     let mut world = World::of(3);
@@ -151,13 +151,13 @@ fn names_of_unknown_incarnations_can_be_forgotten() {
     // The records of the incarnation itself are removed, too.
     let mut world = World::of(2);
     world.etcd = Etcd { cluster: 8, ..backup };
-    world.pass(30 * A_SECOND_NS);
+    world.pass(30 * SECOND_NS);
     assert_eq!(world.home_of(1, "a"), Err(ErrorReply::UnknownNode(NodeId(2)).into()));
     assert_eq!(world.alloc(1, "a"), Err(ErrorReply::NameTaken.into()));
-    // An incarnation without a key, whose number another one has, is gone.
+    // An incarnation without a key has ended if another incarnation has its number.
     world.etcd.keys.insert("/halite/test/names/of-none".to_owned(), ("abc.1 1.abc 0".to_owned(), 1));
     world.command(0, Command::ForgetName("of-none".to_owned())).unwrap();
-    // A node that keeps its place may be alive but unreachable.
+    // A node whose place key exists may be alive but unreachable.
     let place = "/halite/test/places/2".to_owned();
     world.etcd.keys.insert(place.clone(), ("here".to_owned(), 1));
     let forget = Command::ForgetName("a".to_owned());
@@ -187,8 +187,8 @@ fn names_are_unique_under_edits() {
                 world.etcd.keys.insert(key, (edit.to_owned(), world.etcd.revision));
             }
             if claims.is_one_in(4) {
-                world.write_late();
-                world.pass(A_SECOND_NS);
+                world.execute_late();
+                world.pass(SECOND_NS);
             }
         }
         claims.settle(&mut world);

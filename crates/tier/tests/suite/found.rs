@@ -12,7 +12,7 @@ use halite_tier::permissions::*;
 
 /// A zombie mapped a region before the region's home died: the owner must keep the chunks.
 #[test]
-fn chunks_stay_back_for_zombies_of_a_dead_home() {
+fn chunks_of_a_dead_home_are_quarantined_for_zombies() {
     let mut c = Cluster::of(3);
     // Node 3 (M) is the mapper that stops, 2 the home, 1 the owner of the chunks.
     let m = c.add(9, 0);
@@ -47,15 +47,15 @@ fn late_unmap_notices_keep_new_mappings() {
     let again = c.map(3, "salt");
     c.held = vec![];
     c.run();
-    // Does 3 learn of the free?
+    // Node 3 must learn that the region was freed.
     assert_eq!(c.command(0, Command::RegionCommand(lh, RegionCommand::Free)), Ok(Outcome::Done));
     let host = &c.hosts[3];
     let w = host.path.write(host.session, again, 0, b"STALE!");
     assert!(matches!(w, Err(Blocked::Stale)), "{w:?}");
 }
 
-/// Node 1 answers node 0, which has requested memory from node 1.
-fn lie(c: &mut Cluster, extent: Extent) {
+/// Replies as node 1 to node 0's request for memory, with `extent`.
+fn forge_reservation(c: &mut Cluster, extent: Extent) {
     let id = c.wires[&(0, 1)].iter().find_map(|frame| match decode(&frame[1..]) {
         Ok(Message::Request { id, body: Request::Reserve { .. } }) => Some(id),
         _ => None,
@@ -65,9 +65,9 @@ fn lie(c: &mut Cluster, extent: Extent) {
     c.run();
 }
 
-/// A member reserves memory that is not its own, for a new region and for one that moves.
+/// A member replies with memory that is not its own, for a new region and for a region that moves.
 #[test]
-fn false_reservations_destroy_nothing() {
+fn forged_reservations_do_no_harm() {
     let last = ARENA_BYTES / 4 / CHUNK_BYTES;
     for (key, chunk) in (0..last).map(|chunk| (Key(0), chunk)).chain([(Key(77), 0)]) {
         for moves in [false, true] {
@@ -87,7 +87,7 @@ fn false_reservations_destroy_nothing() {
             c.held = vec![(0, 1)];
             c.run();
             let owner = c.hosts[0].incarnation;
-            lie(&mut c, Extent { owner, key, offset: chunk * CHUNK_BYTES, len: CHUNK_BYTES });
+            forge_reservation(&mut c, Extent { owner, key, offset: chunk * CHUNK_BYTES, len: CHUNK_BYTES });
             if moves {
                 assert_eq!(c.outcome(0, op), Some(Err(ErrorReply::Malformed.into())));
             }
@@ -228,7 +228,7 @@ fn free_during_an_access(end_handle: impl FnOnce(&mut Cluster, SlotRef)) {
     assert_eq!(c.outcome(1, freeing), Some(Ok(Outcome::Done)));
 }
 
-/// A node that no longer mapped the region acknowledged at once, with its unmap notice still to come.
+/// Past bug: a node that no longer mapped the region acknowledged at once, before its unmap notice arrived.
 #[test]
 fn frees_wait_for_accesses_through_unmapped_handles() {
     free_during_an_access(|c, lh| {

@@ -16,10 +16,10 @@ fn begin_to_move(c: &mut Cluster, host: usize, slot: SlotRef, to: u32) -> OpId {
     moving
 }
 
-/// The home freed the region at once and only notified the directory: a node that learned of it faster found the name
+/// Past bug: the home freed the region before the directory had released the name, so another node found the name
 /// taken.
 #[test]
-fn names_are_free_once_the_region_is() {
+fn names_are_free_when_free_returns() {
     let mut c = Cluster::of(3);
     let lh = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
     c.held = vec![(2, 0)];
@@ -32,7 +32,8 @@ fn names_are_free_once_the_region_is() {
     c.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
 }
 
-/// The new handle was the first with the region's new place, and the pending updates of the others were dropped for it.
+/// Past bug: a new handle was the first with the region's new place, and the pending updates of older handles were
+/// dropped.
 #[test]
 fn new_handles_at_the_end_of_a_move_keep_old_ones_valid() {
     let mut c = Cluster::of(3);
@@ -40,7 +41,7 @@ fn new_handles_at_the_end_of_a_move_keep_old_ones_valid() {
     let early = c.map(2, "salt");
     c.slow_to_copy = true;
     begin_to_move(&mut c, 1, home, 0);
-    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen and let go");
+    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen and being copied");
     // A thread at the mapper is in the middle of another access, so its handles wait.
     let path = c.hosts[2].path.clone();
     let pin = path.pins().pin();
@@ -60,20 +61,20 @@ fn new_handles_at_the_end_of_a_move_keep_old_ones_valid() {
 }
 
 /// Two nodes lose contact, and no other node learns of it.
-fn lose_sight(c: &mut Cluster, a: usize, b: usize) {
+fn lose_contact(c: &mut Cluster, a: usize, b: usize) {
     c.kills = false;
     c.lose(a, b, false);
     c.lose(b, a, false);
     c.run();
 }
 
-/// The home lives and lets new nodes map its region: the other node took back its chunks, and reused them.
+/// Past bug: an owner reused the chunks of a home that it could not reach, while the home let new nodes map the region.
 #[test]
 fn chunks_of_an_unreachable_home_stay_held() {
     let mut c = Cluster::of(2);
     let wide = c.alloc(0, "wide", 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(0), NodeId(1)]));
     c.write(0, wide, CHUNK_BYTES, b"pepper");
-    lose_sight(&mut c, 0, 1);
+    lose_contact(&mut c, 0, 1);
     assert_eq!(c.memory(1), (CHUNK_BYTES, 0), "the owner keeps its chunk");
     let newcomer = c.add(2, ARENA_BYTES);
     let lh = c.map(newcomer, "wide");
@@ -85,7 +86,8 @@ fn chunks_of_an_unreachable_home_stay_held() {
     assert_eq!(there, Err(Blocked::Down(c.hosts[1].incarnation)), "the home cannot reach it");
 }
 
-/// The next incarnation was asked to copy into memory of its former one, and called the request malformed.
+/// Past bug: a restarted node was asked to copy into memory of its former incarnation, and refused the request as
+/// malformed.
 #[test]
 fn moves_to_a_restarted_node_fail() {
     let mut c = Cluster::of(4);
@@ -104,7 +106,8 @@ fn moves_to_a_restarted_node_fail() {
     assert_eq!(c.read(1, home, 0, 4), b"salt");
 }
 
-/// As before, but all is copied, and the next incarnation would have adopted a region that ended with the former one.
+/// As above, but all chunks are copied. The restarted node must not adopt a region whose bytes ended with its former
+/// incarnation.
 #[test]
 fn regions_are_not_handed_to_a_restarted_node() {
     let mut c = Cluster::of(4);
@@ -129,8 +132,8 @@ fn regions_are_not_handed_to_a_restarted_node() {
     );
 }
 
-/// The node that was to become the home was silent, and declared dead, when it got the request; it woke, and there were
-/// two homes, each without some mappers.
+/// Past bug: the next home was silent and declared dead when the request to adopt arrived. When it resumed, the region
+/// had two homes, each of which lacked some mappers.
 #[test]
 fn unanswered_handovers_leave_one_home() {
     let mut c = Cluster::of(4);
@@ -157,8 +160,8 @@ fn unanswered_handovers_leave_one_home() {
     );
 }
 
-/// Only the next home has lost contact with a mapper when it takes over: this acknowledges nothing, and the mapper may
-/// still write.
+/// Only the next home has lost contact with a mapper when it adopts the region. The lost contact is no acknowledgement:
+/// the mapper may still write.
 #[test]
 fn handed_over_memory_waits_for_lost_mappers() {
     let mut c = Cluster::of(4);
@@ -188,7 +191,8 @@ fn handed_over_memory_waits_for_lost_mappers() {
     assert_eq!(c.memory(2), (0, 0));
 }
 
-/// It answered once all nodes connected so far had reported their names: a slow one counted as home of nothing.
+/// Past bug: the directory answered once all nodes that had connected so far had reported their names, without the
+/// names of a slower node.
 #[test]
 fn directories_answer_after_meeting_all_nodes() {
     let mut c = Cluster::of(3);
@@ -210,8 +214,8 @@ fn directories_answer_after_meeting_all_nodes() {
     slot(c.outcome(2, mapping).expect("all have reported their names"));
 }
 
-/// The former home let it map while others were told of the move. Its acknowledgement was not awaited, and arrived
-/// after all messages of the next home: the handle led to freed memory.
+/// Past bug: while the former home announced the move to the mappers, it let another node map the region, and did not
+/// wait for that node's acknowledgement. The node's handle led to freed memory.
 #[test]
 fn maps_during_a_handover_reach_no_freed_memory() {
     let mut c = Cluster::of(4);
@@ -236,7 +240,8 @@ fn maps_during_a_handover_reach_no_freed_memory() {
     assert_eq!(c.outcome(0, mapping), Some(Err(ErrorReply::NotFound.into())));
 }
 
-/// As above, where the region moves to its home itself: no mapper is redirected, and map requests are answered at once.
+/// As in `new_handles_at_the_end_of_a_move_keep_old_ones_valid`, but the region moves to its own home, which redirects
+/// no mapper and answers map requests at once.
 #[test]
 fn new_handles_during_a_move_home_keep_old_ones_valid() {
     let mut c = Cluster::of(3);
@@ -245,7 +250,7 @@ fn new_handles_during_a_move_home_keep_old_ones_valid() {
     let early = c.map(0, "salt");
     c.slow_to_copy = true;
     begin_to_move(&mut c, 1, home, 1);
-    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen and let go");
+    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen and being copied");
     let path = c.hosts[0].path.clone();
     let pin = path.pins().pin();
     c.finish_copies();
@@ -261,9 +266,9 @@ fn new_handles_during_a_move_home_keep_old_ones_valid() {
     assert_eq!(&seen, b"pepper");
 }
 
-/// The home is unknown, perhaps for long: a request for watchers is refused like a map request.
+/// While the region's home is unknown, a request for its watchers fails like a map request.
 #[test]
-fn list_watchers_is_answered_while_the_home_is_in_doubt() {
+fn list_watchers_fails_while_the_home_is_unknown() {
     let mut c = Cluster::of(4);
     c.adapters = true;
     let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
@@ -285,10 +290,11 @@ fn list_watchers_is_answered_while_the_home_is_in_doubt() {
     }
 }
 
-/// The end of the first incarnation let the second, by then dead, pair before the node recorded the third.  It refused
-/// the third from then on, and the directory did not know the second and so could not announce its end.
+/// Past bug: when the first incarnation ended, a node paired with the second, which was dead by then, before it
+/// recorded the third. It then refused the third. The directory did not know the second, and so could not announce its
+/// end.
 #[test]
-fn a_dead_claimant_does_not_take_its_successors_number() {
+fn dead_incarnation_does_not_block_its_successor() {
     let mut c = Cluster::of(4);
     c.adapters = true;
     let crash = |c: &mut Cluster, host: usize| {
@@ -311,10 +317,11 @@ fn a_dead_claimant_does_not_take_its_successors_number() {
     assert_eq!(c.hosts[3].engine.incarnation_of(NodeId(1)), Some(c.hosts[third].incarnation));
 }
 
-/// The home had claimed the name, but did not have the region yet. The refused node then reported that it did not map
-/// the region, just when its own allocation ended: the home no longer told it of moves and frees.
+/// Past bug: a home that had claimed the name but did not have the region yet refused a map request. The refused node
+/// reported that it did not map the region, just when its own allocation ended, so the home did not list it as a
+/// mapper.
 #[test]
-fn a_node_refused_during_its_own_allocation_stays_listed() {
+fn mapper_refused_during_its_alloc_stays_listed() {
     let mut c = Cluster::of(4);
     c.held = vec![(3, 2)];
     let spread = Placement::Spread(vec![NodeId(2), NodeId(3)]);

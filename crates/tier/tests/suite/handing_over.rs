@@ -12,10 +12,10 @@ fn move_to(lh: SlotRef, node: u32) -> Command {
     Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(node) })
 }
 
-/// Node 2 has adopted a region of node 1, with its messages still in flight on these wires.
-fn adopted_unacknowledged(cluster: &mut Cluster, giver: usize, lh: SlotRef, held: &[(usize, usize)]) -> OpId {
+/// Makes node 2 adopt a region of node 1. Messages on the wires `held` stay in flight.
+fn adopted_unacknowledged(cluster: &mut Cluster, host: usize, lh: SlotRef, held: &[(usize, usize)]) -> OpId {
     cluster.slow_to_copy = true;
-    let moving = cluster.submit(giver, move_to(lh, 2));
+    let moving = cluster.submit(host, move_to(lh, 2));
     cluster.run();
     assert_eq!(cluster.copies_under_way(), 1);
     cluster.slow_to_copy = false;

@@ -59,7 +59,7 @@ fn unbounded_requests_are_refused() {
     let Ok(Outcome::Info(info)) = cluster.command(0, Command::StatHandle(slot)) else { panic!("no info") };
     let home = info.home.0 as usize;
     let requester = 1 - home;
-    // It waits for participants that never arrive, and repeats an id, which is not another request.
+    // The requests wait for participants that never arrive. A repeated id does not count as another request.
     let ids = (0..REQUESTS_OF_NODE_MAX as u64 + 3).chain([0]).map(|id| RequestId(1 << 40 | id));
     for id in ids {
         let (participants, timeout_ns) = (u32::MAX, u64::MAX / 2);

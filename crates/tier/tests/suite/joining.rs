@@ -19,7 +19,7 @@ fn name_of(node: u32) -> String {
 }
 
 /// Five nodes with a region each.
-fn five() -> Cluster {
+fn five_nodes() -> Cluster {
     let mut cluster = Cluster::of(5);
     for node in 0..5 {
         let lh = cluster.alloc(0, &name_of(node), CHUNK_BYTES, Placement::On(NodeId(node)));
@@ -56,8 +56,8 @@ fn is_mapped(cluster: &Cluster, host: usize, lh: SlotRef) -> bool {
 }
 
 #[test]
-fn moves_lose_mappers_that_cannot_meet_the_target() {
-    let mut cluster = five();
+fn moves_drop_mappers_that_cannot_connect() {
+    let mut cluster = five_nodes();
     let lh = cluster.map_for(0, &name_of(3), RIGHTS | Permissions::MASTER);
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
     let theirs = cluster.map_for(joined, &name_of(3), RIGHTS);
@@ -70,9 +70,9 @@ fn moves_lose_mappers_that_cannot_meet_the_target() {
 }
 
 #[test]
-fn lost_packets_of_a_first_meeting_cost_time_only() {
+fn unanswered_dials_are_retried_for_a_lease() {
     for answers in [true, false] {
-        let mut cluster = five();
+        let mut cluster = five_nodes();
         let joined = join(&mut cluster, EPHEMERAL, 0, &[]);
         let allocation = allocation(None, CHUNK_BYTES, Placement::On(NodeId(4)));
         let asked = begin(&mut cluster, joined, allocation);
@@ -87,14 +87,14 @@ fn lost_packets_of_a_first_meeting_cost_time_only() {
         } else {
             cluster.sleep(LEASE_NS);
             let not_met = Err(ErrorReply::NotMet(NodeId(4)).into());
-            assert_eq!(cluster.outcome(joined, asked), Some(not_met), "node 4 may well live");
+            assert_eq!(cluster.outcome(joined, asked), Some(not_met), "node 4 may be alive");
         }
     }
 }
 
 #[test]
-fn a_meeting_that_has_begun_gets_another_lease() {
-    let mut cluster = five();
+fn started_handshakes_get_another_lease() {
+    let mut cluster = five_nodes();
     let joined = join(&mut cluster, EPHEMERAL, 0, &[]);
     let asked = begin(&mut cluster, joined, allocation(None, CHUNK_BYTES, Placement::On(NodeId(4))));
     cluster.lose_dials(joined, 4);
@@ -110,7 +110,7 @@ fn a_meeting_that_has_begun_gets_another_lease() {
 
 #[test]
 fn status_awaits_distant_members_that_answer() {
-    let mut cluster = five();
+    let mut cluster = five_nodes();
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
     let asked = begin(&mut cluster, joined, Command::Status);
     for _ in 0..80 {
@@ -128,8 +128,8 @@ fn status_awaits_distant_members_that_answer() {
 }
 
 #[test]
-fn waits_for_a_former_incarnation_end_with_the_next() {
-    let mut cluster = five();
+fn waits_for_an_incarnation_end_when_the_next_joins() {
+    let mut cluster = five_nodes();
     let lh = cluster.map_for(2, &name_of(2), RIGHTS | Permissions::MASTER);
     cluster.map_for(1, &name_of(2), RIGHTS);
     cluster.held.push((0, 1));
@@ -150,7 +150,7 @@ fn waits_for_a_former_incarnation_end_with_the_next() {
 fn commands_after_an_early_handover_wait_for_mappers() {
     let orders = [RegionCommand::Free, RegionCommand::Move { to: NodeId(2) }, RegionCommand::Seal];
     for order in orders {
-        let mut cluster = five();
+        let mut cluster = five_nodes();
         let lh = cluster.map_for(0, &name_of(3), RIGHTS | Permissions::MASTER);
         let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
         let theirs = cluster.map_for(joined, &name_of(3), RIGHTS | Permissions::WRITE);

@@ -18,7 +18,7 @@ fn anchor(cluster: &mut Cluster, host: usize) -> SlotRef {
     common::slot(cluster.command(host, Command::Anchor { service, name, everyone: Permissions::ATOMIC }))
 }
 
-/// Handles of the lock at all nodes, and its home.
+/// Returns handles of the lock at all nodes, and its home.
 pub fn lock_of_all(cluster: &mut Cluster) -> (Vec<SlotRef>, usize) {
     let first = anchor(cluster, 0);
     let Ok(Outcome::Info(info)) = cluster.command(0, Command::StatHandle(first)) else { panic!("no info") };
@@ -37,7 +37,7 @@ pub fn unlock(slot: SlotRef) -> Command {
     Command::Unlock { slot, release: Release::Used }
 }
 
-/// The token, and whether the lock was recovered.
+/// Returns the token, and true if the lock was recovered.
 pub fn locked(cluster: &mut Cluster, host: usize, op: OpId) -> (u64, bool) {
     match cluster.outcome(host, op) {
         Some(Ok(Outcome::Locked { token, recovered })) => (token, recovered),
@@ -51,7 +51,7 @@ pub fn submit_and_run(cluster: &mut Cluster, host: usize, command: Command) -> O
     op
 }
 
-/// A session's own compare-and-swap on a reachable word.
+/// Swaps the lock word as a session does that reaches the word.
 fn swap(cluster: &Cluster, host: usize, slot: SlotRef, expected: u64, new: u64) -> u64 {
     let host = &cluster.hosts[host];
     let atomic = Atomic::CompareSwap { expected, new };
@@ -85,9 +85,9 @@ fn waits_behind_silent_holders_are_bounded() {
     assert!(!locked(&mut cluster, next, op).1, "released, not recovered");
 }
 
-/// A held lock and its waiters, while messages are lost on `first`, and after a time between holder and home in either
-/// direction.
-fn lose_sight(first: impl Fn(usize, usize) -> (usize, usize), apart_after_ns: u64) {
+/// Checks a held lock with a waiter while messages are lost in the direction `first`, and after `apart_after_ns` in
+/// both directions between the holder and the home.
+fn check_lock_without_contact(first: impl Fn(usize, usize) -> (usize, usize), apart_after_ns: u64) {
     let mut cluster = Cluster::of(4);
     cluster.adapters = true;
     let (slots, home) = lock_of_all(&mut cluster);
@@ -125,8 +125,8 @@ fn lose_sight(first: impl Fn(usize, usize) -> (usize, usize), apart_after_ns: u6
 #[test]
 fn guards_expire_before_the_lock_is_recovered() {
     for apart_after_ns in [0, LEASE_NS / 2, 3 * LEASE_NS / 4, 3 * LEASE_NS] {
-        lose_sight(|home, holder| (home, holder), apart_after_ns);
-        lose_sight(|home, holder| (holder, home), apart_after_ns);
+        check_lock_without_contact(|home, holder| (home, holder), apart_after_ns);
+        check_lock_without_contact(|home, holder| (holder, home), apart_after_ns);
     }
 }
 
@@ -165,19 +165,19 @@ fn tokens_rise_across_clocks_hours_apart() {
 fn grants_that_cross_a_withdrawal_are_returned() {
     let mut cluster = Cluster::of(3);
     let (slots, home) = lock_of_all(&mut cluster);
-    let (quitter, next) = ((home + 1) % 3, (home + 2) % 3);
+    let (withdrawing, next) = ((home + 1) % 3, (home + 2) % 3);
     submit_and_run(&mut cluster, home, lock(slots[home]));
-    let crossing = submit_and_run(&mut cluster, quitter, lock(slots[quitter]));
+    let crossing = submit_and_run(&mut cluster, withdrawing, lock(slots[withdrawing]));
     let waiting = submit_and_run(&mut cluster, next, lock(slots[next]));
-    cluster.held = vec![(home, quitter)];
+    cluster.held = vec![(home, withdrawing)];
     assert_eq!(cluster.command(home, unlock(slots[home])), Ok(Outcome::Done));
-    assert!(!cluster.has_ended(quitter, crossing), "granted, but not told yet");
-    cluster.submit(quitter, Command::Withdraw(crossing));
+    assert!(!cluster.has_ended(withdrawing, crossing), "granted, but not told yet");
+    cluster.submit(withdrawing, Command::Withdraw(crossing));
     cluster.run();
     locked(&mut cluster, next, waiting);
     cluster.held.clear();
-    let again = submit_and_run(&mut cluster, quitter, lock(slots[quitter]));
-    assert!(!cluster.has_ended(quitter, again), "the late grant does not answer the new request");
+    let again = submit_and_run(&mut cluster, withdrawing, lock(slots[withdrawing]));
+    assert!(!cluster.has_ended(withdrawing, again), "the late grant does not answer the new request");
     assert_eq!(cluster.command(next, unlock(slots[next])), Ok(Outcome::Done));
-    locked(&mut cluster, quitter, again);
+    locked(&mut cluster, withdrawing, again);
 }

@@ -43,7 +43,7 @@ fn status(cluster: &mut Cluster, host: usize) -> Vec<NodeStatus> {
 }
 
 #[test]
-fn losses_are_dated_by_the_loss_not_the_restart() {
+fn losses_are_dated_by_last_contact_not_restart() {
     let mut cluster = Cluster::of(3);
     cluster.kills = false;
     cluster.adapters = true;
@@ -64,23 +64,23 @@ fn losses_are_dated_by_the_loss_not_the_restart() {
 
 #[test]
 fn ephemeral_nodes_are_remembered_for_regions_only() {
-    const CAME: u32 = 20;
+    const COUNT: u32 = 20;
     let mut cluster = Cluster::of(2);
-    for number in 0..CAME {
+    for number in 0..COUNT {
         let ephemeral = cluster.add(1000 + number, 1 << 20);
         cluster.alloc(ephemeral, &format!("salt {number:02}"), CHUNK_BYTES, Placement::Local);
         cluster.kill(ephemeral);
         cluster.run();
     }
     // A node that knows 1020 knows that all lower ephemeral numbers were issued.
-    let late = cluster.add(1000 + CAME, 0);
+    let late = cluster.add(1000 + COUNT, 0);
     for host in [0, 1, late] {
         let nodes: Vec<u32> = status(&mut cluster, host).iter().map(|status| status.node.0).collect();
-        assert_eq!(nodes, [0, 1, 1000 + CAME], "at host {host}");
+        assert_eq!(nodes, [0, 1, 1000 + COUNT], "at host {host}");
         let knows = |node: u32| cluster.hosts[host].engine.knows(NodeId(node));
-        assert_eq!([1000, 1000 + CAME, 1001 + CAME, 77].map(knows), [true, true, false, false]);
+        assert_eq!([1000, 1000 + COUNT, 1001 + COUNT, 77].map(knows), [true, true, false, false]);
     }
-    assert_eq!(lost_names(&mut cluster, late).len(), CAME as usize);
+    assert_eq!(lost_names(&mut cluster, late).len(), COUNT as usize);
     assert_eq!(cluster.command(late, Command::ForgetNode(NodeId(1003))), Ok(Outcome::Done));
     assert_eq!(refusal(&mut cluster, late, "salt 03"), ErrorReply::NotFound);
     assert_eq!(loss(&mut cluster, late, "salt 04").0.node, NodeId(1004));

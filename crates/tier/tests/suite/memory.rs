@@ -13,7 +13,7 @@ fn at(slot: SlotRef, offset: u64) -> RegionOffset {
     RegionOffset { slot, offset }
 }
 
-/// A fill of a whole region on node 1, requested by node 2, started but not done.
+/// Starts a fill of a whole region on node 1, requested by node 2, that ends when the test finishes copies.
 fn slow_fill(c: &mut Cluster, lh: SlotRef, len: u64) -> OpId {
     c.slow_to_copy = true;
     let op = c.submit(2, Command::Fill { at: at(lh, 0), len, byte: 7 });
@@ -22,7 +22,8 @@ fn slow_fill(c: &mut Cluster, lh: SlotRef, len: u64) -> OpId {
     op
 }
 
-/// Three nodes that post to each other, and a region on node 1: its handles at node 0, which made it, and at node 2.
+/// Returns three nodes that post to each other, and handles to a region on node 1: of node 0, which allocated it, and
+/// of node 2.
 fn posted(len: u64) -> (Cluster, SlotRef, SlotRef) {
     let mut c = Cluster::reaching(3, true);
     let master = c.alloc(0, "salt", len, Placement::On(NodeId(1)));
@@ -69,7 +70,7 @@ fn memory_of_running_commands_stays_reserved() {
 }
 
 #[test]
-fn a_refusal_tells_the_longest_piece_of_free_memory() {
+fn no_space_error_reports_the_largest_free_piece() {
     let mut c = Cluster::reaching(2, true);
     let piece = ARENA_BYTES / 8;
     let held: Vec<SlotRef> =
@@ -114,11 +115,11 @@ fn late_commands_change_no_reused_memory() {
     c.run();
     assert_eq!(c.peek(0, master), vec![7; CHUNK_BYTES as usize]);
     assert_eq!(c.command(0, Command::RegionCommand(master, RegionCommand::Free)), Ok(Outcome::Done));
-    let heir = c.alloc(1, "heir", CHUNK_BYTES, Placement::Local);
-    assert_eq!(c.extents(1, heir), place);
+    let next = c.alloc(1, "next", CHUNK_BYTES, Placement::Local);
+    assert_eq!(c.extents(1, next), place);
     send_request(&mut c, late);
     c.run();
-    assert_eq!(c.peek(1, heir), vec![0; CHUNK_BYTES as usize]);
+    assert_eq!(c.peek(1, next), vec![0; CHUNK_BYTES as usize]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Numbers of permanent nodes: the directory issues each once, whether nodes take or choose them and whatever becomes
-//! of the nodes, and again only after all others.
+//! Numbers of permanent nodes: the directory reissues the number of a node that has left only after it has issued all
+//! numbers.
 
 use crate::common;
 
@@ -18,7 +18,7 @@ fn take(cluster: &mut Cluster, host: usize) -> u32 {
 const LAST: u32 = NodeId::EPHEMERAL_MIN.0 - 1;
 
 #[test]
-fn exhausted_numbers_are_reissued_if_given_up() {
+fn freed_numbers_are_reissued_after_exhaustion() {
     let mut cluster = Cluster::of(2);
     let [left, forgotten, dead] = [5, 7, 9].map(|node| cluster.add(node, ARENA_BYTES));
     cluster.hosts[0].engine.restore_numbers(LAST);
@@ -42,7 +42,7 @@ fn exhausted_numbers_are_reissued_if_given_up() {
 }
 
 #[test]
-fn numbers_run_out_if_none_is_given_up() {
+fn numbers_run_out_if_none_is_freed() {
     let mut cluster = Cluster::of(2);
     cluster.hosts[0].engine.restore_numbers(LAST + 1);
     // The store reports members of all other numbers, though none is connected now.

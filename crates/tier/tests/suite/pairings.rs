@@ -47,7 +47,7 @@ impl World {
     }
 
     /// Host 2 starts to fill host 1's part of "wide", which takes until copies are finished.
-    fn begin_a_slow_fill(&mut self) -> OpId {
+    fn begin_slow_fill(&mut self) -> OpId {
         let at = RegionOffset { slot: self.cluster.map(2, "wide"), offset: CHUNK_BYTES };
         self.cluster.slow_to_copy = true;
         let fill = self.cluster.submit(2, Command::Fill { at, len: CHUNK_BYTES, byte: 7 });
@@ -121,7 +121,7 @@ impl World {
     }
 }
 
-/// Even if a node was alone, or the directory, and for any duration.
+/// Holds for partitions of any duration, even if they isolate one node or the directory.
 #[test]
 fn partitions_heal_within_two_leases() {
     for (side, leases) in (1..8).zip([2, 3, 5, 2, 3, 5, 2]) {
@@ -166,7 +166,10 @@ fn commands_reach_mappers_through_owners() {
         let given = cluster.submit(1, Command::RegionCommand(home, order.clone()));
         cluster.sleep(LEASE_NS / 2);
         assert!(!cluster.has_ended(1, given), "{order:?}: not acknowledged yet");
-        assert!(can_write(&cluster, 3, mapped, CHUNK_BYTES), "{order:?}: it may write until told");
+        assert!(
+            can_write(&cluster, 3, mapped, CHUNK_BYTES),
+            "{order:?}: it may write until it learns of the command"
+        );
         cluster.sleep(2 * LEASE_NS);
         assert_eq!(cluster.outcome(1, given), Some(Ok(Outcome::Done)), "{order:?}");
         assert!(
@@ -261,9 +264,9 @@ fn forgotten_nodes_end_when_they_return() {
 }
 
 #[test]
-fn reports_alone_end_no_connected_home() {
+fn reports_do_not_end_connected_homes() {
     let mut world = World::of(4);
-    // It is home of the region of which all hold a chunk.
+    // Node 3 is the home of the region of which each node holds a chunk.
     world.cluster.lose(2, 3, true);
     world.cluster.run();
     assert!(world.is_paired(1, 3) && world.is_paired(0, 3), "the home is connected");
@@ -285,8 +288,8 @@ fn pairing_waits_for_accesses_of_the_last() {
     world.check_nothing_is_lost();
 }
 
-/// A home drops the mappings of a newly paired node, which must have no accesses in flight, even to a region that it
-/// dropped before the two lost contact.
+/// A home forgets the mappings of a newly paired node. So that node must have no accesses in flight, even to a region
+/// that it dropped before the two lost contact.
 #[test]
 fn pairing_waits_for_accesses_to_dropped_regions() {
     let mut cluster = Cluster::of(3);
@@ -309,7 +312,7 @@ fn pairing_waits_for_accesses_to_dropped_regions() {
     assert!(world.cluster.outcome(1, freed).is_some(), "the command has ended");
 }
 
-/// An owner's report about a node, requested by another.
+/// Returns an owner's report about a node, requested by `host`.
 fn reach(cluster: &mut Cluster, host: usize, node: u32, owner: u32) -> Reach {
     match cluster.command(host, Command::Reach { node: NodeId(node), owner: NodeId(owner) }) {
         Ok(Outcome::Reach(reach)) => reach,
@@ -331,7 +334,7 @@ fn owners_report_cut_offs_of_their_own_memory() {
     assert_eq!(reach(&mut world.cluster, 0, 2, 1), Reach { is_cut_off: true, ..paired });
     assert_eq!(reach(&mut world.cluster, 0, 2, 0), paired, "nodes speak for their own memory");
     world.heal();
-    // The higher number shows a caller that missed the change that nothing posted earlier can land.
+    // The higher number shows a caller that missed the cut-off that no operation posted earlier can arrive.
     assert_eq!(reach(&mut world.cluster, 0, 2, 1), Reach { pairing: 2, ..paired });
     let again = "paired again with node 2 (process 2), pairing 2";
     assert!(world.cluster.hosts[1].news.iter().any(|news| news.to_string() == again && !news.is_trouble()));
@@ -339,13 +342,13 @@ fn owners_report_cut_offs_of_their_own_memory() {
     assert_eq!(unknown, Err(ErrorReply::UnknownNode(NodeId(77)).into()));
     world.part(&[0], &[1]);
     world.sleep(3);
-    let without_command = world.cluster.command(0, Command::Reach { node: NodeId(2), owner: NodeId(1) });
-    assert_eq!(without_command, Err(ErrorReply::NotMet(NodeId(1)).into()), "nothing was sent");
+    let not_connected = world.cluster.command(0, Command::Reach { node: NodeId(2), owner: NodeId(1) });
+    assert_eq!(not_connected, Err(ErrorReply::NotMet(NodeId(1)).into()), "nothing was sent");
 }
 
 impl World {
     /// Node 0 restarts, and joins through one host.
-    fn join_by_way_of(&mut self, host: usize) -> usize {
+    fn join_through(&mut self, host: usize) -> usize {
         let others: Vec<usize> = (0..self.count()).filter(|other| *other != host).collect();
         let were_running: Vec<bool> = others.iter().map(|other| self.cluster.hosts[*other].running).collect();
         others.iter().for_each(|other| self.cluster.hosts[*other].running = false);
@@ -357,12 +360,12 @@ impl World {
     }
 }
 
-/// The home did not know of the command, and assumed that no node changed the sealed region.
+/// Past bug: the home did not know of a fill whose reply was lost, and reported the region as sealed while it changed.
 #[test]
 fn seals_wait_for_commands_with_lost_replies() {
     let mut world = World::of(3);
     let sealed = world.cluster.map_for(0, "wide", ALL);
-    let fill = world.begin_a_slow_fill();
+    let fill = world.begin_slow_fill();
     world.part(&[1], &[2]);
     while !world.cluster.has_ended(2, fill) {
         world.cluster.sleep(LEASE_NS / 8);
@@ -379,9 +382,10 @@ fn seals_wait_for_commands_with_lost_replies() {
     assert!(world.is_paired(1, 2));
 }
 
-/// Two sessions held one lock: its home and the node by which the directory joined had lost contact.
+/// Past bug: two sessions held one lock, because its home and the node through which the directory joined had lost
+/// contact.
 #[test]
-fn restarted_directories_wait_for_unreachable_nodes_too() {
+fn restarted_directory_waits_for_unreachable_nodes() {
     // Host 3 would tell host 2 at once where the directory is.
     let mut world = World::of(4);
     world.part(&[1], &[2]);
@@ -390,7 +394,7 @@ fn restarted_directories_wait_for_unreachable_nodes_too() {
     world.cluster.kill(0);
     world.cluster.kill(3);
     world.sleep(1);
-    let directory = world.join_by_way_of(1);
+    let directory = world.join_through(1);
     world.cluster.run();
     let taken = common::allocation(Some(&name_of(2)), CHUNK_BYTES, Placement::Local);
     let asked = world.cluster.submit(directory, taken);

@@ -9,7 +9,7 @@ use halite_tier::message::RegionCommand;
 
 /// Checks that a region is freed only when `write` has completed.
 #[track_caller]
-fn freed_after(cluster: &mut Cluster, free: OpId, write: u64) {
+fn check_freed_after(cluster: &mut Cluster, free: OpId, write: u64) {
     cluster.run();
     assert!(!cluster.has_ended(0, free), "the memory is freed with a write in flight");
     cluster.complete(write);
@@ -39,7 +39,7 @@ fn frees_wait_for_writes_through_transient_handles() {
     cluster.run();
     cluster.outcome(0, moved).expect("the move has ended").unwrap_err();
 
-    // A younger handle knows, is used, and unmapped.
+    // A younger handle has the current place. It is used and unmapped.
     let younger = cluster.map(3, "salt");
     let write = cluster.post(3, younger, 0, b"late");
     cluster.submit(3, Command::Unmap(younger));
@@ -47,5 +47,5 @@ fn frees_wait_for_writes_through_transient_handles() {
     let free = cluster.submit(0, Command::RegionCommand(master, RegionCommand::Free));
     cluster.run();
     drop(access);
-    freed_after(&mut cluster, free, write);
+    check_freed_after(&mut cluster, free, write);
 }

@@ -1,4 +1,4 @@
-//! Policies on a link of 1 Gbit/s, which sends in order and delays each operation by 50 us besides.
+//! Policies on a modelled link of 1 Gbit/s, which sends in order and delays each operation by another 50 us.
 
 use std::collections::BTreeMap;
 
@@ -120,7 +120,7 @@ fn low_priority_gives_way_to_a_high_load() {
 }
 
 #[test]
-fn low_priority_keeps_what_a_moderate_load_leaves() {
+fn low_priority_uses_the_rest_of_a_moderate_load() {
     // A fifth of the link.
     let moderate = Flow { every_ns: 5 * (8 << 10) * 1_000_000_000 / LINK, ..HIGH };
     let mut link = Link::new(Policy::SwPri, None);
@@ -145,7 +145,7 @@ fn low_priority_gives_way_when_round_trips_grow() {
 
 /// Regression: if low priority was first, all round trips were long, and these counted as usual.
 #[test]
-fn low_priority_gives_way_to_round_trips_that_it_preceded() {
+fn round_trips_recover_if_low_priority_started_first() {
     let mut link = Link::new(Policy::SwPri, None);
     link.run(500, &[LOW]);
     link.run(500, &[SMALL_HIGH, LOW]);
@@ -172,7 +172,7 @@ fn fixed_shares_hold_and_stay_unused() {
 }
 
 #[test]
-fn bad_rates_are_refused_and_a_clock_may_stand() {
+fn bad_rates_fail_and_stopped_clocks_are_safe() {
     for rate in [0, RATE_MIN - 1, RATE_MAX + 1, u64::MAX] {
         let qos = Qos { policy: Policy::SwPri, rate: Some(rate) };
         assert_eq!(qos.check(), Err(BadQos::Rate { rate }));

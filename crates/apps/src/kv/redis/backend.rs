@@ -425,7 +425,7 @@ impl Backend {
         Ok(Step::Done)
     }
 
-    /// Returns the values of several keys. Reads the values in shards of other processes together.
+    /// Returns the values of several keys. Reads the values in shards of other processes in one batch.
     async fn get_many(
         &mut self,
         keys: Vec<&[u8]>,

@@ -9,7 +9,7 @@
 //!
 //! One thread serves all connections and never waits for an owner. If an owner does not answer, only the clients that
 //! need it wait. The requests of a client are executed in order. If several clients send requests to the same shard in
-//! one turn of the loop, the requests are sent to its owner together. A command on one key is atomic, because the key's
+//! one turn of the loop, its owner receives them in one call. A command on one key is atomic, because the key's
 //! owner executes it. A command on several keys is atomic for each key, not as a whole; a transaction is atomic.
 
 mod backend;

@@ -58,7 +58,7 @@ pub(super) enum Operation {
     Get { key: Vec<u8>, reply_kind: ReplyKind },
     /// Encoded requests, each with its shard, and the sum of the answers received before.
     Requests { requests: Vec<(usize, Vec<u8>)>, sum: Sum, total: Total },
-    /// Values of several keys. `others` holds the indices of the values that are not known yet, with their keys.
+    /// Values of several keys. `remote` holds the keys of the values that are not known yet, with their indices.
     GetMany { values: Vec<Option<Vec<u8>>>, remote: Vec<(usize, Vec<u8>)> },
     /// Some keys, about `count`, that match the pattern.
     Scan { cursor: u64, count: u64, pattern: Vec<u8>, is_of_strings: bool },
@@ -125,7 +125,7 @@ impl Completion {
 
 /// Limits the bytes of values that a batch reads for each client.
 struct ReplyRoom {
-    /// For each read, the index of its client in `taken`.
+    /// For each read, the index of its client in `used`.
     clients: Vec<usize>,
     /// For each client, the bytes of its values so far.
     used: Vec<usize>,
@@ -287,7 +287,7 @@ impl Batch {
 }
 
 impl Task {
-    /// Executes the batch, and waits for owners if necessary.
+    /// Executes the task, and waits for owners if necessary.
     pub(super) async fn execute(self, store: &mut Store) -> Completion {
         let shards = self.shards();
         let completion = match self {
@@ -535,7 +535,7 @@ async fn random_key(store: &mut Store) -> Result<Option<Vec<u8>>, KvError> {
     Ok(None)
 }
 
-/// Returns all values, unless they are too long together.
+/// Returns all values, unless their total length is too large.
 pub(super) fn array_reply(values: &[Option<Vec<u8>>]) -> Reply<'_> {
     if values.iter().flatten().map(Vec::len).sum::<usize>() > REPLY_BYTES_MAX {
         return reply_too_long();

@@ -1,7 +1,7 @@
 //! Transactions: commands that a client queues by `MULTI` and executes by `EXEC`.
 //!
 //! ```text
-//!   connection: Queue -> Transaction -> backend: waits until its shards are idle, holds other requests to them -> task
+//!   connection: CommandQueue -> Transaction -> backend: waits for idle shards, delays other requests to them -> task
 //! ```
 //!
 //! While a transaction runs, the server delays requests of other clients to its shards, so these clients see all of its
@@ -24,7 +24,7 @@ use super::task::{
 /// Maximum number of commands of a transaction, and of their bytes.
 const COMMANDS_MAX: usize = 1 << 20;
 const BYTES_MAX: usize = 64 << 20;
-/// Maximum number of keys that a client watches, and of their bytes.
+/// Maximum number of keys that a client watches.
 pub(super) const WATCHED_MAX: usize = 10_000;
 
 /// The commands between `MULTI` and `EXEC`.

@@ -31,7 +31,7 @@ impl Shard {
 
     /// Replaces lost memory. The shard has no keys afterwards.
     pub(in super::super) async fn replace_memory(&mut self) -> Result<(), KvError> {
-        // Regions that cannot be freed now keep their names, and then the new ones cannot be made.
+        // A region that cannot be freed keeps its name, so the creation of a new one with this name then fails.
         let _ = self.heap.clear().await;
         let _ = self.heap.free_deferred().await;
         for lh in [self.table.lh, self.root] {
@@ -51,8 +51,8 @@ pub(in super::super) fn needs_owner(cause: &RegionCause) -> bool {
     is_without_directory(cause) || matches!(cause, RegionCause::Lost(_))
 }
 
-/// Returns true if an access to the owner's memory failed because the memory was lost. Handles of a lost connection stay
-/// invalid.
+/// Returns true if an access to the owner's memory failed because the memory was lost. Handles of a lost connection
+/// stay invalid.
 fn is_loss(error: &KvError) -> bool {
     match error {
         KvError::Access(error) => {

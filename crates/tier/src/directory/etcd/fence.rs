@@ -17,7 +17,7 @@ impl EtcdDirectory {
             return self.refuse_unfenced();
         }
         if !std::mem::replace(&mut self.is_fencing, true) {
-            let (key, lives) = (self.keys.home(self.me), HomeRecord::Lives.emit());
+            let (key, lives) = (self.keys.home(self.me), HomeRecord::Alive.emit());
             // If the key is not as last written, the store has lost that write, and all later ones.
             let compares = vec![match self.fence {
                 Some(written_at) => Compare::WrittenAt(key.clone(), written_at),
@@ -42,7 +42,7 @@ impl EtcdDirectory {
         let clears: Vec<Task> =
             doubtful.map(|(name, record)| Task::Clear { name: name.clone(), record: *record }).collect();
         self.repairs.extend(clears);
-        if !std::mem::replace(&mut self.are_predecessors_ended, true) && !self.me.node.is_ephemeral() {
+        if !std::mem::replace(&mut self.has_ended_predecessors, true) && !self.me.node.is_ephemeral() {
             self.repairs.push_back(Task::EndPredecessors);
         }
         for waiting in std::mem::take(&mut self.unfenced) {
@@ -64,7 +64,7 @@ impl EtcdDirectory {
                 self.outputs.push_back(DirectoryOutput::News(News::EtcdEdited { key, found: None }));
                 self.reset_store_state(revision);
             }
-            let (key, lives) = (self.keys.home(self.me), HomeRecord::Lives.emit());
+            let (key, lives) = (self.keys.home(self.me), HomeRecord::Alive.emit());
             let (compares, then) = (vec![Compare::Absent(key.clone())], vec![Step::Put(key.clone(), lives)]);
             return self.send(Task::Fence, Transaction { compares, then, otherwise: vec![Step::Get(key)] });
         };
@@ -73,7 +73,7 @@ impl EtcdDirectory {
         }
         match HomeRecord::parse(&found.value) {
             // An earlier transaction of this node, which arrived late, wrote this.
-            Some(HomeRecord::Lives) => {
+            Some(HomeRecord::Alive) => {
                 self.is_fencing = false;
                 self.fence = None;
                 self.begin_fencing();
@@ -91,7 +91,7 @@ impl EtcdDirectory {
     /// Handles a record of this node's end, by incarnation `by`. If `by` is alive, the record may be right, and other
     /// nodes may have taken this node's names.
     pub(super) fn check_ending(&mut self, by: NodeIncarnation, found: &Pair, home: Option<&Pair>) {
-        if home.and_then(|pair| HomeRecord::parse(&pair.value)) != Some(HomeRecord::Lives) {
+        if home.and_then(|pair| HomeRecord::parse(&pair.value)) != Some(HomeRecord::Alive) {
             return self.overwrite_edited(found);
         }
         self.is_fencing = false;
@@ -121,9 +121,9 @@ impl EtcdDirectory {
 
     pub(super) fn refuse_unfenced(&mut self) {
         for waiting in std::mem::take(&mut self.unfenced) {
-            self.doubt(&waiting);
+            self.note_doubtful(&waiting);
             let requester = waiting.requester();
-            requester.into_iter().for_each(|requester| self.answer(requester, Err(self.out())));
+            requester.into_iter().for_each(|requester| self.answer(requester, Err(self.unavailable_error())));
         }
     }
 

@@ -41,7 +41,7 @@ pub struct MoveJob {
 /// The current state of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::directory) enum NameState {
-    Leads(NameRecord),
+    Assigned(NameRecord),
     Lost(NodeIncarnation, Parting),
     Free,
 }
@@ -72,8 +72,8 @@ pub(in crate::directory) struct Mover {
 /// The purpose of the transaction in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    Looking,
-    Taking,
+    ReadingMark,
+    WritingMark,
     ListingLeftovers,
     Clearing,
     Copying,
@@ -84,7 +84,7 @@ impl Mover {
     /// Creates a move of `names`, which include lost names.
     pub(in crate::directory) fn new(job: MoveJob, names: BTreeSet<Box<str>>) -> Mover {
         let keys = Keys::new(&job.prefix);
-        let step = Phase::Looking;
+        let step = Phase::ReadingMark;
         Mover { job, keys, step, marked_at: 0, unwritten: names, is_frozen: false, count: (0, 0) }
     }
 
@@ -117,12 +117,12 @@ impl Mover {
         state_of: impl Fn(&str) -> NameState,
     ) -> Next {
         match self.step {
-            Phase::Looking => self.take(stored),
+            Phase::ReadingMark => self.write_mark(stored),
             _ if !stored.is_so => Next::Failed(format!(
                 "another cluster is moving its names to {} too, or the mark of this move was removed",
                 self.job.prefix
             )),
-            Phase::Taking => {
+            Phase::WritingMark => {
                 self.marked_at = stored.revision;
                 self.list_leftovers()
             }
@@ -137,7 +137,7 @@ impl Mover {
         }
     }
 
-    fn take(&mut self, found: &Stored) -> Next {
+    fn write_mark(&mut self, found: &Stored) -> Next {
         let read = |step: usize| found.read.get(step).map(Vec::as_slice).unwrap_or_default();
         let (mark, names, homes) = (read(0).first(), read(1), read(2));
         if !read(3).is_empty() {
@@ -156,7 +156,7 @@ impl Mover {
         }];
         let mark = format!("moving {}", super::records::incarnation_text(self.job.me));
         self.send(
-            Phase::Taking,
+            Phase::WritingMark,
             Transaction { compares, then: vec![Step::Put(key, mark)], otherwise: Vec::new() },
         )
     }
@@ -207,7 +207,7 @@ impl Mover {
                     then.push(Step::Delete(key));
                     continue;
                 }
-                NameState::Leads(record) => {
+                NameState::Assigned(record) => {
                     self.count.0 += 1;
                     (record, HomeRecord::Awaited)
                 }
@@ -238,5 +238,5 @@ impl Mover {
 
 /// Returns true if the incarnation itself has recorded that it is alive.
 fn is_alive(home: &Pair) -> bool {
-    HomeRecord::parse(&home.value) == Some(HomeRecord::Lives)
+    HomeRecord::parse(&home.value) == Some(HomeRecord::Alive)
 }

@@ -43,7 +43,7 @@ impl NameRecord {
 /// The record of an incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HomeRecord {
-    Lives,
+    Alive,
     /// Its names were moved to the store, but it has not accessed the store yet.
     Awaited,
     Ended {
@@ -64,7 +64,7 @@ const CAUSES: [(LossCause, &str); 4] = [
 impl HomeRecord {
     pub(super) fn emit(&self) -> String {
         match self {
-            HomeRecord::Lives => "lives".to_owned(),
+            HomeRecord::Alive => "lives".to_owned(),
             HomeRecord::Awaited => "awaited".to_owned(),
             HomeRecord::Ended { cause, at_ns, by } => {
                 let word = CAUSES.iter().find(|(other, _)| other == cause).map_or("", |(_, word)| word);
@@ -76,7 +76,7 @@ impl HomeRecord {
 
     pub(super) fn parse(text: &str) -> Option<HomeRecord> {
         match text {
-            "lives" => return Some(HomeRecord::Lives),
+            "lives" => return Some(HomeRecord::Alive),
             "awaited" => return Some(HomeRecord::Awaited),
             _ => {}
         }
@@ -173,7 +173,7 @@ mod tests {
                 assert_eq!(HomeRecord::parse(&ended.emit()), Some(ended));
             }
         }
-        for record in [HomeRecord::Lives, HomeRecord::Awaited] {
+        for record in [HomeRecord::Alive, HomeRecord::Awaited] {
             assert_eq!(HomeRecord::parse(&record.emit()), Some(record));
         }
         for foreign in ["ended badly 5", "ended left", "ended left 5 by", "ended left 5 by x"] {

@@ -56,7 +56,9 @@ impl EtcdDirectory {
     /// Closes the store to claims. The fence invalidates the transaction if its result stays unknown.
     pub(super) fn start_return(&mut self) {
         let Some(fence) = self.fence else {
-            return self.outputs.push_back(DirectoryOutput::NotMoved { reason: self.out().to_string() });
+            return self
+                .outputs
+                .push_back(DirectoryOutput::NotMoved { reason: self.unavailable_error().to_string() });
         };
         self.returning = Some(Returning::default());
         let (key, home) = (self.keys.closed(), self.keys.home(self.me));
@@ -130,7 +132,7 @@ impl EtcdDirectory {
                 let key = self.keys.closed();
                 let then = vec![Step::Get(self.keys.numbers()), Step::Put(key.clone(), CLOSED.to_owned())];
                 self.send(
-                    Task::CloseForEver,
+                    Task::ClosePermanently,
                     Transaction::when(vec![Compare::WrittenAt(key, closed_at)], then),
                 );
             }
@@ -171,7 +173,7 @@ impl EtcdDirectory {
     }
 
     /// Returns true, and tells the engine, if a task has found the store closed for ever.
-    pub(super) fn is_closed(&mut self, task: &Task, stored: &Stored) -> bool {
+    pub(super) fn handle_closed(&mut self, task: &Task, stored: &Stored) -> bool {
         let step = match task {
             Task::Find { .. } | Task::Fence => 1,
             Task::List { .. } => 2,
@@ -198,7 +200,7 @@ impl EtcdDirectory {
     }
 
     /// Returns the requesters that wait for an answer.
-    pub(super) fn waiting(&mut self) -> Vec<Requester> {
+    pub(super) fn take_waiting(&mut self) -> Vec<Requester> {
         let in_flight = std::mem::take(&mut self.in_flight).into_values().map(|sent| sent.task);
         let tasks =
             in_flight.chain(std::mem::take(&mut self.unfenced)).chain(std::mem::take(&mut self.repairs));

@@ -85,12 +85,12 @@ pub(super) enum Task {
     Remove {
         requester: Requester,
     },
-    Number {
+    ReadNumber {
         requester: Requester,
         tries: u8,
     },
     /// Takes `number` by writing the next one.
-    Take {
+    TakeNumber {
         requester: Requester,
         number: u32,
         tries: u8,
@@ -163,13 +163,13 @@ pub(super) enum Task {
     /// Reads a page of names for node 0.
     ReadBack,
     /// Closes the store for ever, after all names were read.
-    CloseForEver,
+    ClosePermanently,
     /// Reads the first free number, in order to raise it to `number_min`.
-    Raise {
+    RaiseNumber {
         number_min: u32,
     },
     /// Raises the first free number to `number_min`.
-    RaiseFrom {
+    WriteRaised {
         number_min: u32,
     },
     /// Executes a transaction and ignores the result.
@@ -191,7 +191,7 @@ impl Task {
             Request::ListNames { after } => Task::List { requester, after, lost: false },
             Request::ListLost { after } => Task::List { requester, after, lost: true },
             Request::ForgetName { name } => Task::Forget { requester, name: name.into() },
-            Request::TakeNumber => Task::Number { requester, tries: 0 },
+            Request::TakeNumber => Task::ReadNumber { requester, tries: 0 },
             Request::ForgetNode { node } => {
                 Task::Sweep { node, after: None, reply_to: Some(requester), was_known: false }
             }
@@ -214,8 +214,8 @@ impl Task {
             | Task::CheckEnding { .. }
             | Task::Tidy { .. }
             | Task::TidyHomes { .. }
-            | Task::Raise { .. }
-            | Task::RaiseFrom { .. }
+            | Task::RaiseNumber { .. }
+            | Task::WriteRaised { .. }
             | Task::Unchecked(_) => true,
             _ => false,
         }
@@ -239,8 +239,8 @@ impl Task {
             | Task::ForgetTaken { requester, .. }
             | Task::ForgetUnplaced { requester, .. }
             | Task::Remove { requester, .. }
-            | Task::Number { requester, .. }
-            | Task::Take { requester, .. } => Some(*requester),
+            | Task::ReadNumber { requester, .. }
+            | Task::TakeNumber { requester, .. } => Some(*requester),
             Task::Release { requester, .. } => *requester,
             Task::Sweep { reply_to, .. } | Task::SweepPage { reply_to, .. } => *reply_to,
             _ => None,
@@ -270,7 +270,7 @@ impl EtcdDirectory {
             Task::Claim { requester, name, .. } => {
                 if self.doubtful.contains_key(name) {
                     let requester = *requester;
-                    return self.answer(requester, Err(self.out()));
+                    return self.answer(requester, Err(self.unavailable_error()));
                 }
                 return self.claim(task);
             }
@@ -315,12 +315,12 @@ impl EtcdDirectory {
                 let then = vec![names, homes, Step::Get(keys.closed())];
                 Transaction { then, ..Transaction::default() }
             }
-            Task::Number { .. } => {
+            Task::ReadNumber { .. } => {
                 let all = |prefix| Step::List { prefix, after: None, limit: HOMES_PER_PAGE_MAX };
                 let then = vec![Step::Get(keys.numbers()), all(keys.homes()), all(keys.places())];
                 Transaction { then, ..Transaction::default() }
             }
-            Task::Raise { .. } => Transaction::read(Step::Get(keys.numbers())),
+            Task::RaiseNumber { .. } => Transaction::read(Step::Get(keys.numbers())),
             Task::Fence => return self.begin_fencing(),
             Task::Clear { name, record } => {
                 let key = keys.name(name);
@@ -333,7 +333,7 @@ impl EtcdDirectory {
                 let key = keys.home(*incarnation);
                 let compare = match self.me.node {
                     NodeId::FIRST => Compare::Present(key.clone()),
-                    _ => Compare::Holds(key.clone(), HomeRecord::Lives.emit()),
+                    _ => Compare::Holds(key.clone(), HomeRecord::Alive.emit()),
                 };
                 Transaction::when(vec![compare], vec![Step::Put(key, ended.emit())])
             }
@@ -363,13 +363,13 @@ impl EtcdDirectory {
             Task::Unchecked(transaction) => transaction.clone(),
             // Sent only with the result of an earlier transaction.
             Task::Remove { .. }
-            | Task::Take { .. }
+            | Task::TakeNumber { .. }
             | Task::Write { .. }
-            | Task::RaiseFrom { .. }
+            | Task::WriteRaised { .. }
             | Task::SignOff
             | Task::Close
             | Task::ReadBack
-            | Task::CloseForEver
+            | Task::ClosePermanently
             | Task::SweepPage { .. } => return,
         };
         self.send(task, transaction);
@@ -380,7 +380,7 @@ impl EtcdDirectory {
         let Some(fence) = self.fence else {
             match self.unfenced.len() < REQUESTS_MAX {
                 true => self.unfenced.push(task),
-                false => self.answer(*requester, Err(self.out())),
+                false => self.answer(*requester, Err(self.unavailable_error())),
             }
             return self.begin_fencing();
         };
@@ -400,7 +400,7 @@ impl EtcdDirectory {
 
     /// Handles the result of a task's transaction.
     pub(super) fn finish(&mut self, task: Task, stored: Stored) {
-        if self.is_closed(&task, &stored) {
+        if self.handle_closed(&task, &stored) {
             // Its requester asks node 0 next.
             return self.unfenced.push(task);
         }
@@ -409,7 +409,9 @@ impl EtcdDirectory {
                 self.finish_claim((requester, name, region, tries), &stored)
             }
             Task::CheckHolder { requester, name, region, taken, home, tries } => {
-                match self.ending_of(home, first(&stored, 0)).is_some() && !self.is_elsewhere(&name, &taken) {
+                match self.ending_of(home, first(&stored, 0)).is_some()
+                    && !self.was_handed_over(&name, &taken)
+                {
                     true => self.claim_lost((requester, name, region, tries), &taken),
                     // The home may have freed the name, and the store may have lost that write.
                     false => match NameRecord::parse(&taken.value).map(|record| record.region) {
@@ -451,11 +453,11 @@ impl EtcdDirectory {
             }
             Task::ForgetTaken { requester, taken, home } => {
                 // A living node has a key. An incarnation without one, whose number another one holds, has ended.
-                let is_none = first(&stored, 0).is_none() && self.has_rival(home);
+                let has_no_record = first(&stored, 0).is_none() && self.has_rival(home);
                 let lost = self.ending_of(home, first(&stored, 0));
                 let name = taken.key.strip_prefix(&self.keys.names()).map(str::to_owned);
                 match (lost, NameRecord::parse(&taken.value), name) {
-                    (None, Some(record), Some(name)) if !is_none => {
+                    (None, Some(record), Some(name)) if !has_no_record => {
                         self.ask_home(home, &name, record.region, HomeQuery::Forget { requester, taken })
                     }
                     _ => self.remove(requester, &taken),
@@ -469,20 +471,20 @@ impl EtcdDirectory {
                 let body = if stored.is_so { Ok(Reply::Done) } else { Err(ErrorReply::NotFound) };
                 self.answer(requester, body);
             }
-            Task::Number { requester, tries } => {
-                let number = self.next_number(first(&stored, 0)).max(self.first_above_all(&stored));
+            Task::ReadNumber { requester, tries } => {
+                let number = self.next_number(first(&stored, 0)).max(self.first_unused_number(&stored));
                 self.take_number(requester, number, first(&stored, 0), tries);
             }
-            Task::Take { requester, number, .. } if stored.is_so => {
+            Task::TakeNumber { requester, number, .. } if stored.is_so => {
                 self.answer(requester, Ok(Reply::Number(NodeId(number))))
             }
-            Task::Take { requester, tries, .. } if tries < TRIES_MAX => {
-                self.begin(Task::Number { requester, tries: tries + 1 })
+            Task::TakeNumber { requester, tries, .. } if tries < TRIES_MAX => {
+                self.begin(Task::ReadNumber { requester, tries: tries + 1 })
             }
-            Task::Take { requester, .. } => self.answer(requester, Err(self.out())),
+            Task::TakeNumber { requester, .. } => self.answer(requester, Err(self.unavailable_error())),
             Task::Close => self.finish_closing(&stored),
             Task::ReadBack => self.take_page(&stored),
-            Task::CloseForEver => self.finish_return(&stored),
+            Task::ClosePermanently => self.finish_return(&stored),
             Task::Fence => self.finish_fencing(&stored),
             Task::CheckEnding { by, found } => self.check_ending(by, &found, first(&stored, 0)),
             Task::Clear { name, .. } => {
@@ -513,11 +515,13 @@ impl EtcdDirectory {
             Task::SweepPage { reply_to, .. } => self.end_sweep(reply_to, Ok(Reply::Done)),
             Task::Tidy { referenced, .. } => self.tidy(referenced, &stored),
             Task::TidyHomes { referenced } => self.tidy_homes(&referenced, &stored),
-            Task::Raise { number_min } => self.raise(number_min, first(&stored, 0)),
-            Task::RaiseFrom { number_min } if !stored.is_so => self.repair(Task::Raise { number_min }),
+            Task::RaiseNumber { number_min } => self.raise(number_min, first(&stored, 0)),
+            Task::WriteRaised { number_min } if !stored.is_so => {
+                self.repair(Task::RaiseNumber { number_min })
+            }
             Task::Write { .. }
             | Task::End { .. }
-            | Task::RaiseFrom { .. }
+            | Task::WriteRaised { .. }
             | Task::Probe
             | Task::SignOff
             | Task::Unchecked(_) => {}
@@ -525,7 +529,7 @@ impl EtcdDirectory {
     }
 
     /// Records that an earlier try of a claim may have written the name.
-    pub(super) fn doubt(&mut self, task: &Task) {
+    pub(super) fn note_doubtful(&mut self, task: &Task) {
         if let Task::Claim { name, region, tries: 1.., .. } = task {
             let record = NameRecord { region: *region, home: self.me, epoch: Default::default() };
             self.doubtful.insert(name.clone(), record);
@@ -547,7 +551,7 @@ impl EtcdDirectory {
             }
             task => task,
         };
-        self.doubt(&task);
+        self.note_doubtful(&task);
         if let Some(requester) = task.requester() {
             let reason = self.last_failure.clone();
             self.answer(requester, Err(ErrorReply::DirectoryOut { reason }));
@@ -567,10 +571,10 @@ impl EtcdDirectory {
                 self.fence = None;
                 self.refuse_unfenced();
             }
-            Task::Close | Task::ReadBack | Task::CloseForEver => {
+            Task::Close | Task::ReadBack | Task::ClosePermanently => {
                 self.refuse_return(self.last_failure.clone())
             }
-            Task::RaiseFrom { number_min } => self.repairs.push_back(Task::Raise { number_min }),
+            Task::WriteRaised { number_min } => self.repairs.push_back(Task::RaiseNumber { number_min }),
             // The requester was informed of the failure; the rest is retried.
             Task::Sweep { node, after, .. } | Task::SweepPage { node, after, .. } => {
                 self.repairs.push_back(Task::Sweep { node, after, reply_to: None, was_known: true })
@@ -611,7 +615,7 @@ impl EtcdDirectory {
                 }
                 None => self.refuse_damaged(requester, &taken.key),
             },
-            None if tries == TRIES_MAX => self.answer(requester, Err(self.out())),
+            None if tries == TRIES_MAX => self.answer(requester, Err(self.unavailable_error())),
             // The fence was rewritten or removed in the meantime.
             None => {
                 let is_as_written = home.map(|pair| pair.written_at) == self.fence;
@@ -626,7 +630,7 @@ impl EtcdDirectory {
     }
 
     /// Returns true if the recorded home of a name has handed its region over.
-    fn is_elsewhere(&self, name: &str, taken: &Pair) -> bool {
+    fn was_handed_over(&self, name: &str, taken: &Pair) -> bool {
         NameRecord::parse(&taken.value).is_some_and(|record| self.may_have(name, record.region))
     }
 
@@ -637,7 +641,7 @@ impl EtcdDirectory {
         taken: &Pair,
     ) {
         let Some(fence) = self.fence.filter(|_| tries < TRIES_MAX) else {
-            return self.answer(requester, Err(self.out()));
+            return self.answer(requester, Err(self.unavailable_error()));
         };
         let (key, home) = (self.keys.name(&name), self.keys.home(self.me));
         let record = NameRecord { region, home: self.me, epoch: Default::default() };
@@ -677,7 +681,7 @@ impl EtcdDirectory {
                 return Some(Loss { cause, age_ns: now_ns.saturating_sub(at_ns) });
             }
             // A record edited by hand proves nothing.
-            Some(HomeRecord::Ended { by: None, .. } | HomeRecord::Lives | HomeRecord::Awaited) | None => {}
+            Some(HomeRecord::Ended { by: None, .. } | HomeRecord::Alive | HomeRecord::Awaited) | None => {}
         }
         let parting = *self.ended.get(&incarnation)?;
         // Later nodes could not verify a record by an ephemeral node.
@@ -708,7 +712,7 @@ impl EtcdDirectory {
     fn found(&mut self, name: &str, record: NameRecord, home: Option<&Pair>) -> Result<Reply, ErrorReply> {
         match self.ending_of(record.home, home) {
             // This node knows the next home, but the store does not have it yet.
-            Some(_) if self.may_have(name, record.region) => Err(self.out()),
+            Some(_) if self.may_have(name, record.region) => Err(self.unavailable_error()),
             // Locks and barriers are recreated.
             Some(_) if names::is_reserved(name) => Err(ErrorReply::NotFound),
             Some(loss) => Err(ErrorReply::Lost { home: record.home, loss }),
@@ -766,40 +770,40 @@ impl EtcdDirectory {
 
     /// Returns true if another incarnation with the same number is alive.
     fn has_rival(&self, incarnation: NodeIncarnation) -> bool {
-        let mut heard = self.paired.iter().chain([&self.me]);
-        heard.any(|other| other.node == incarnation.node && *other != incarnation)
+        let mut connected = self.paired.iter().chain([&self.me]);
+        connected.any(|other| other.node == incarnation.node && *other != incarnation)
     }
 
     /// Returns the first number above all known permanent nodes. Used because the written number may have been edited,
     /// removed or restored.
-    fn first_above_all(&self, stored: &Stored) -> u32 {
+    fn first_unused_number(&self, stored: &Stored) -> u32 {
         let (homes, places) = (self.keys.homes(), self.keys.places());
-        let told = stored.read.iter().skip(1).flatten().filter_map(|pair| {
+        let recorded = stored.read.iter().skip(1).flatten().filter_map(|pair| {
             let home = pair.key.strip_prefix(&homes).and_then(parse_incarnation).map(|home| home.node);
             home.or_else(|| pair.key.strip_prefix(&places)?.parse().ok().map(NodeId))
         });
-        let heard = self.paired.iter().map(|incarnation| incarnation.node).chain([self.me.node]);
-        let stays = told.chain(heard).filter(|node| !node.is_ephemeral());
-        stays.map(|node| node.0 + 1).max().unwrap_or(0)
+        let connected = self.paired.iter().map(|incarnation| incarnation.node).chain([self.me.node]);
+        let permanent = recorded.chain(connected).filter(|node| !node.is_ephemeral());
+        permanent.map(|node| node.0 + 1).max().unwrap_or(0)
     }
 
     fn take_number(&mut self, requester: Requester, number: u32, numbers: Option<&Pair>, tries: u8) {
         if NodeId(number).is_ephemeral() {
             return self.answer(requester, Err(ErrorReply::NoNumbers));
         }
-        let mut transaction = self.numbers_up_to(number + 1, numbers);
+        let mut transaction = self.set_next_number(number + 1, numbers);
         transaction.compares.push(Compare::Absent(self.keys.closed()));
-        self.send(Task::Take { requester, number, tries }, transaction);
+        self.send(Task::TakeNumber { requester, number, tries }, transaction);
     }
 
     fn raise(&mut self, number_min: u32, numbers: Option<&Pair>) {
         if self.next_number(numbers) < number_min {
-            let transaction = self.numbers_up_to(number_min, numbers);
-            self.send(Task::RaiseFrom { number_min }, transaction);
+            let transaction = self.set_next_number(number_min, numbers);
+            self.send(Task::WriteRaised { number_min }, transaction);
         }
     }
 
-    fn numbers_up_to(&self, next: u32, numbers: Option<&Pair>) -> Transaction {
+    fn set_next_number(&self, next: u32, numbers: Option<&Pair>) -> Transaction {
         let key = self.keys.numbers();
         let compare = match numbers {
             Some(pair) => Compare::WrittenAt(key.clone(), pair.written_at),
@@ -858,9 +862,9 @@ impl EtcdDirectory {
     ) {
         let endings = self.endings(stored);
         let pairs = stored.read.first().map(Vec::as_slice).unwrap_or_default();
-        let is_nowhere = first(stored, 2).is_none();
+        let has_no_place = first(stored, 2).is_none();
         let is_over = |home: &NodeIncarnation| {
-            endings.contains_key(home) || is_nowhere && *home != self.me && !self.paired.contains(home)
+            endings.contains_key(home) || has_no_place && *home != self.me && !self.paired.contains(home)
         };
         let is_of_node = |pair: &&Pair| {
             let record = NameRecord::parse(&pair.value);

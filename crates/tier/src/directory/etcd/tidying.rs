@@ -1,5 +1,5 @@
-//! Removes records of incarnations from etcd once no name refers to them, and names of locks, barriers and servers whose
-//! home has ended.
+//! Removes records of incarnations from etcd once no name refers to them, and names of locks, barriers and servers
+//! whose home has ended.
 
 use std::collections::BTreeSet;
 

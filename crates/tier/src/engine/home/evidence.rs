@@ -33,12 +33,12 @@ const PATIENCE_WITH_MAPPERS_LEASES: u64 = 2;
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Evidence {
     /// Reports of owners, by the mapper that they concern, which is not paired with this node.
-    of: BTreeMap<NodeIncarnation, Reports>,
+    reports: BTreeMap<NodeIncarnation, Reports>,
     /// Regions whose command waits for evidence, with the start of the wait in ns.
     stalled: BTreeMap<RegionId, u64>,
     /// Requests of homes to answer once a mapper is cut off here, each with the number of the pairing that the home
     /// lost.
-    owed: Vec<(Requester, NodeIncarnation, u64)>,
+    awaiting_cut_off: Vec<(Requester, NodeIncarnation, u64)>,
     /// Mappers that were asked to release their mappings. One that does not release them in time is cut off.
     relayed: Vec<Relayed>,
 }
@@ -62,7 +62,7 @@ struct Reports {
 impl Evidence {
     /// Drops the requests of a home that no longer accepts replies.
     pub(in crate::engine) fn forget_requests_of(&mut self, home: NodeIncarnation) {
-        self.owed.retain(|(requester, ..)| requester.incarnation != home);
+        self.awaiting_cut_off.retain(|(requester, ..)| requester.incarnation != home);
         self.relayed.retain(|relayed| relayed.requester.incarnation != home);
     }
 }
@@ -70,20 +70,20 @@ impl Evidence {
 /// The home of a region with an unreachable mapper.
 impl HomeSide<'_> {
     /// Asks the other owners of the region's chunks about a mapper that is not paired with this node.
-    pub(super) fn seek(&mut self, region: RegionId, mapper: NodeIncarnation) {
+    pub(super) fn request_evidence(&mut self, region: RegionId, mapper: NodeIncarnation) {
         let pairing = self.cx.membership().pairings().number(mapper);
         // Recorded even if no owner can be asked now, since `resume_relays` asks later.
-        self.evidence.of.entry(mapper).or_default();
+        self.evidence.reports.entry(mapper).or_default();
         for owner in self.owners_of(region) {
             if owner == self.cx.incarnation() || !self.cx.is_present(owner) {
                 continue;
             }
-            if self.evidence.of.entry(mapper).or_default().asked.insert(owner) {
+            if self.evidence.reports.entry(mapper).or_default().asked.insert(owner) {
                 let relay = Request::Relay { to: mapper, pairing };
                 self.cx.ask_incarnation(owner, relay, Purpose::Relay { mapper, pairing, owner });
             }
         }
-        self.conclude(region, mapper);
+        self.drop_if_cut_off(region, mapper);
     }
 
     fn owners_of(&self, region: RegionId) -> BTreeSet<NodeIncarnation> {
@@ -97,19 +97,19 @@ impl HomeSide<'_> {
     }
 
     /// Seeks evidence for the commands that wait for a mapper whose pairing has ended.
-    pub(in crate::engine) fn seek_stalled_commands(&mut self, mapper: NodeIncarnation) {
+    pub(in crate::engine) fn request_evidence_for_stalled(&mut self, mapper: NodeIncarnation) {
         let is_awaited =
             |found: &Region| found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper));
         for region in self.homes.busy_where(is_awaited) {
             self.note_stalled(region);
-            self.seek(region, mapper);
+            self.request_evidence(region, mapper);
         }
     }
 
     /// Removes a mapper whose incarnation has ended from each region whose owners have cut it off.
-    pub(in crate::engine) fn seek_all_mapped_by(&mut self, mapper: NodeIncarnation) {
+    pub(in crate::engine) fn request_evidence_for_all(&mut self, mapper: NodeIncarnation) {
         let mapped = self.regions_mapped_by(mapper);
-        mapped.iter().for_each(|region| self.seek(*region, mapper));
+        mapped.iter().for_each(|region| self.request_evidence(*region, mapper));
         if self.is_over(mapper) && (mapped.is_empty() || self.regions_mapped_by(mapper).is_empty()) {
             self.forget_evidence(mapper);
         }
@@ -146,12 +146,12 @@ impl HomeSide<'_> {
         {
             return;
         }
-        let Some(reports) = self.evidence.of.get_mut(&mapper) else { return };
+        let Some(reports) = self.evidence.reports.get_mut(&mapper) else { return };
         match body {
             Ok(Reply::Retired) => self.drop_mapper(mapper),
             Ok(Reply::CutOff) => {
                 reports.cut_off.insert(owner);
-                self.conclude_for(mapper);
+                self.reconsider_commands_of(mapper);
             }
             _ => {
                 reports.asked.remove(&owner);
@@ -161,22 +161,22 @@ impl HomeSide<'_> {
 
     /// Reconsiders the commands that wait for a mapper. Called when this node or an owner has cut the mapper off, or an
     /// owner has ended.
-    pub(in crate::engine) fn conclude_for(&mut self, mapper: NodeIncarnation) {
+    pub(in crate::engine) fn reconsider_commands_of(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
-            self.conclude(region, mapper);
+            self.drop_if_cut_off(region, mapper);
         }
         self.forget_if_over(mapper);
     }
 
     /// Reconsiders all waiting commands, since an owner has ended, and its memory with it.
-    pub(in crate::engine) fn conclude_for_dead_owner(&mut self, owner: NodeIncarnation) {
+    pub(in crate::engine) fn reconsider_commands_after_end(&mut self, owner: NodeIncarnation) {
         let mappers: Vec<NodeIncarnation> =
-            self.evidence.of.keys().copied().filter(|mapper| *mapper != owner).collect();
-        mappers.into_iter().for_each(|mapper| self.conclude_for(mapper));
+            self.evidence.reports.keys().copied().filter(|mapper| *mapper != owner).collect();
+        mappers.into_iter().for_each(|mapper| self.reconsider_commands_of(mapper));
     }
 
     /// Drops a mapper from a region if it is cut off from all chunks, and has ended or a command waits for it.
-    fn conclude(&mut self, region: RegionId, mapper: NodeIncarnation) {
+    fn drop_if_cut_off(&mut self, region: RegionId, mapper: NodeIncarnation) {
         if self.cx.is_present(mapper) || !self.is_cut_off_everywhere(region, mapper) {
             return;
         }
@@ -188,7 +188,7 @@ impl HomeSide<'_> {
     }
 
     fn is_cut_off_everywhere(&self, region: RegionId, mapper: NodeIncarnation) -> bool {
-        let reports = self.evidence.of.get(&mapper);
+        let reports = self.evidence.reports.get(&mapper);
         self.owners_of(region).into_iter().all(|owner| match owner == self.cx.incarnation() {
             true => self.is_cut_off_here(mapper),
             false => {
@@ -219,16 +219,16 @@ impl HomeSide<'_> {
 
     /// Drops the reports about a mapper that has paired with this node: they are about an earlier pairing.
     pub(in crate::engine) fn forget_evidence(&mut self, mapper: NodeIncarnation) {
-        self.evidence.of.remove(&mapper);
+        self.evidence.reports.remove(&mapper);
     }
 
     /// Sends the requests that an owner missed while it was not connected.
     pub(in crate::engine) fn resume_relays(&mut self, owner: NodeIncarnation) {
-        let mappers: Vec<NodeIncarnation> = self.evidence.of.keys().copied().collect();
+        let mappers: Vec<NodeIncarnation> = self.evidence.reports.keys().copied().collect();
         for mapper in mappers {
             for region in self.regions_mapped_by(mapper) {
                 if self.owners_of(region).contains(&owner) {
-                    self.seek(region, mapper);
+                    self.request_evidence(region, mapper);
                 }
             }
         }
@@ -311,32 +311,35 @@ impl HomeSide<'_> {
     }
 
     fn answer_when_cut_off(&mut self, requester: Requester, mapper: NodeIncarnation, pairing: u64) {
-        self.evidence.owed.push((requester, mapper, pairing));
+        self.evidence.awaiting_cut_off.push((requester, mapper, pairing));
         self.answer_cut_off();
     }
 
     /// Answers the waiting homes whose mappers are now cut off from this node's memory.
     pub(in crate::engine) fn answer_cut_off(&mut self) {
-        let owed = std::mem::take(&mut self.evidence.owed);
-        let (cut_off, owed): (Vec<_>, Vec<_>) =
-            owed.into_iter().partition(|(_, mapper, _)| self.is_cut_off_here(*mapper));
-        self.evidence.owed = owed;
+        let awaiting_cut_off = std::mem::take(&mut self.evidence.awaiting_cut_off);
+        let (cut_off, awaiting_cut_off): (Vec<_>, Vec<_>) =
+            awaiting_cut_off.into_iter().partition(|(_, mapper, _)| self.is_cut_off_here(*mapper));
+        self.evidence.awaiting_cut_off = awaiting_cut_off;
         cut_off.into_iter().for_each(|(requester, ..)| self.cx.answer(requester, Ok(Reply::CutOff)));
     }
 
     /// Asks `mapper`, which has paired with this node anew, to release its mappings: once for each home that waits for
     /// its cut-off. The mapper may have mapped regions before those homes lost contact with it.
     pub(in crate::engine) fn relay_again(&mut self, mapper: NodeIncarnation) {
-        let owed = self.evidence.owed.extract_if(.., |(_, other, _)| *other == mapper);
-        let owed: Vec<_> = owed.collect();
-        owed.into_iter().for_each(|(requester, to, pairing)| self.serve_relay(requester, to, pairing));
+        let awaiting_cut_off =
+            self.evidence.awaiting_cut_off.extract_if(.., |(_, other, _)| *other == mapper);
+        let awaiting_cut_off: Vec<_> = awaiting_cut_off.collect();
+        awaiting_cut_off
+            .into_iter()
+            .for_each(|(requester, to, pairing)| self.serve_relay(requester, to, pairing));
     }
 
     /// Returns true if a node can no longer write to this node's memory, and this node executes no command of that
     /// node.
     pub(in crate::engine) fn is_cut_off_here(&self, incarnation: NodeIncarnation) -> bool {
-        let is_there = self.cx.is_present(incarnation) || self.cx.members().is_zombie(incarnation);
-        !is_there
+        let may_access = self.cx.is_present(incarnation) || self.cx.members().is_zombie(incarnation);
+        !may_access
             && !self.cx.membership().meeting().may_be_used_by(incarnation)
             && !self.owner.is_running_for(incarnation)
     }
@@ -344,7 +347,7 @@ impl HomeSide<'_> {
     /// Reconsiders an unconnected node: it may be cut off by now, or pair again.
     pub(in crate::engine) fn handle_reach_changed(&mut self, incarnation: NodeIncarnation) {
         if !self.cx.is_present(incarnation) {
-            self.conclude_for(incarnation);
+            self.reconsider_commands_of(incarnation);
             self.answer_cut_off();
         }
     }
@@ -353,7 +356,7 @@ impl HomeSide<'_> {
     /// homes that wait for them.
     pub(in crate::engine) fn unresponsive_mappers(&self) -> BTreeSet<NodeIncarnation> {
         let now_ns = self.cx.now_ns();
-        let deaf = self.evidence.relayed.iter().filter(|relayed| relayed.due_ns < now_ns);
-        deaf.map(|relayed| relayed.to).collect()
+        let overdue = self.evidence.relayed.iter().filter(|relayed| relayed.due_ns < now_ns);
+        overdue.map(|relayed| relayed.to).collect()
     }
 }

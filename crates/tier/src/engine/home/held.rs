@@ -37,10 +37,10 @@ impl HomeSide<'_> {
         for (region, extents) in held {
             let used = self.chunks_of(region);
             let reported = extents.into_iter().filter(|extent| extent.owner == from && extent.is_sound());
-            reported.for_each(|extent| unknown.extend(without(extent, &used)));
+            reported.for_each(|extent| unknown.extend(subtract(extent, &used)));
         }
         if let Some(freed) = self.homes.freed_early.remove(&from) {
-            let left: Extents = freed.into_iter().flat_map(|extent| without(extent, &unknown)).collect();
+            let left: Extents = freed.into_iter().flat_map(|extent| subtract(extent, &unknown)).collect();
             match done {
                 true => unknown.extend(left),
                 false => {
@@ -59,21 +59,21 @@ impl HomeSide<'_> {
             let places = found.moving().into_iter().flat_map(|moving| moving.places.iter());
             found.extents.iter().chain(places)
         });
-        let made = self.homes.making.get(&region).into_iter().flat_map(|making| making.chunks());
+        let made = self.homes.creations.get(&region).into_iter().flat_map(|creation| creation.chunks());
         homed.chain(made).copied().collect()
     }
 }
 
 /// Returns the parts of an extent that no other extent covers.
-fn without(extent: Extent, others: &[Extent]) -> Extents {
+fn subtract(extent: Extent, others: &[Extent]) -> Extents {
     let mut rest: Extents = [extent].into_iter().collect();
     for other in others.iter().filter(|other| other.owner == extent.owner) {
-        rest = rest.into_iter().flat_map(|part| without_one(part, other)).collect();
+        rest = rest.into_iter().flat_map(|part| subtract_one(part, other)).collect();
     }
     rest
 }
 
-fn without_one(part: Extent, other: &Extent) -> Vec<Extent> {
+fn subtract_one(part: Extent, other: &Extent) -> Vec<Extent> {
     if !part.touches(other) {
         return vec![part];
     }
@@ -91,10 +91,10 @@ mod tests {
     use crate::ids::{Incarnation, NodeId};
 
     #[test]
-    fn without_removes_all_overlaps() {
+    fn subtract_removes_all_overlaps() {
         let owner = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
         let extent = |offset, len| Extent { owner, key: Key(0), offset, len };
-        let left = |others: &[Extent]| without(extent(10, 10), others).to_vec();
+        let left = |others: &[Extent]| subtract(extent(10, 10), others).to_vec();
         assert_eq!(left(&[]), [extent(10, 10)]);
         assert_eq!(left(&[extent(0, 10), extent(20, 5)]), [extent(10, 10)]);
         assert_eq!(left(&[extent(12, 2), extent(16, 1)]), [extent(10, 2), extent(14, 2), extent(17, 3)]);

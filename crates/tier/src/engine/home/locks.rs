@@ -122,10 +122,10 @@ impl HomeSide<'_> {
             return self.cx.answer(waiter.requester, Err(ErrorReply::HeldBySilent(node)));
         }
         let holder = if wait { words.mark_contended() } else { words.try_take(waiter.holder()) };
-        let is_gone = holder.is_some_and(|holder| self.is_gone(holder));
-        if holder.is_none() || is_gone || holder == Some(waiter.holder()) {
+        let has_lost_lock = holder.is_some_and(|holder| self.has_lost_lock(holder));
+        if holder.is_none() || has_lost_lock || holder == Some(waiter.holder()) {
             let contended = self.locks.queues.contains_key(&region);
-            self.grant_lock(region, &words, &waiter, contended, is_gone);
+            self.grant_lock(region, &words, &waiter, contended, has_lost_lock);
         } else if wait {
             self.locks.queues.entry(region).or_default().push_back(waiter);
         } else {
@@ -172,7 +172,7 @@ impl HomeSide<'_> {
     }
 
     /// Returns true if a holder has certainly lost its lock: its session has ended, or its guards have expired.
-    fn is_gone(&self, holder: Holder) -> bool {
+    fn has_lost_lock(&self, holder: Holder) -> bool {
         let alive =
             self.cx.members().peers().map(|(_, peer)| peer.incarnation).chain([self.cx.incarnation()]);
         let lapsing = self.locks.lapsing.keys().copied();
@@ -194,7 +194,7 @@ impl HomeSide<'_> {
     /// holder that resumes can release the lock without the home.
     pub(in crate::engine) fn refuse_waiters_of_silent_holders(&mut self) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
-            if !self.is_in_motion(region)
+            if !self.is_moving(region)
                 && let Ok(words) = self.served_region(region, Service::Lock, None)
                 && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder))
             {
@@ -215,7 +215,7 @@ impl HomeSide<'_> {
     ) {
         let body = match self.served_region(region, Service::Lock, None) {
             Ok(words) if words.holder() == Some(Holder::new(requester.incarnation, session)) => {
-                self.pass_on(region, &words, recover);
+                self.grant_next(region, &words, recover);
                 Ok(Reply::Done)
             }
             Ok(_) => Err(ErrorReply::NotHeld),
@@ -225,10 +225,10 @@ impl HomeSide<'_> {
     }
 
     /// Passes the lock to the session that has waited longest, or frees it; `recovered` as in [`Reply::Locked`].
-    fn pass_on(&mut self, region: RegionId, words: &LockWords, recovered: bool) {
+    fn grant_next(&mut self, region: RegionId, words: &LockWords, recovered: bool) {
         // While a lock is being moved, its waiters repeat their requests at the next home, which could not undo a grant
         // by this home.
-        let next = match self.is_in_motion(region) {
+        let next = match self.is_moving(region) {
             true => None,
             false => self.locks.queues.get_mut(&region).and_then(VecDeque::pop_front),
         };
@@ -259,12 +259,12 @@ impl HomeSide<'_> {
             return self.cx.out().end_serving(requester);
         }
         // A lock that is being moved is not granted, so a mapper that releases its bytes knows all locks that it holds.
-        if !self.is_parked(region)
+        if !self.are_waiters_parked(region)
             && let Ok(words) = self.served_region(region, Service::Lock, None)
             && words.holder() == Some(Holder::new(from, session))
         {
             let recovered = self.locks.recovered.contains(&region);
-            self.pass_on(region, &words, recovered);
+            self.grant_next(region, &words, recovered);
         }
     }
 
@@ -298,8 +298,8 @@ impl HomeSide<'_> {
         heard_ns: u64,
     ) {
         let lease_ns = self.cx.lease_ns();
-        let over_ns = heard_ns.saturating_add(lease_ns + lease_ns / DRIFT_PARTS);
-        self.locks.lapsing.insert(incarnation, over_ns);
+        let expires_ns = heard_ns.saturating_add(lease_ns + lease_ns / DRIFT_PARTS);
+        self.locks.lapsing.insert(incarnation, expires_ns);
         self.recover_overdue_locks();
     }
 
@@ -313,7 +313,7 @@ impl HomeSide<'_> {
     /// Recovers the locks of cut-off incarnations whose guards have expired.
     pub(in crate::engine) fn recover_overdue_locks(&mut self) {
         let now_ns = self.cx.now_ns();
-        let lapsing = self.locks.lapsing.iter().filter(|(_, over_ns)| **over_ns <= now_ns);
+        let lapsing = self.locks.lapsing.iter().filter(|(_, expires_ns)| **expires_ns <= now_ns);
         let expired: Vec<NodeIncarnation> = lapsing.map(|(incarnation, _)| *incarnation).collect();
         expired.into_iter().for_each(|incarnation| self.recover_locks(incarnation));
     }
@@ -323,11 +323,11 @@ impl HomeSide<'_> {
         self.locks.lapsing.remove(&incarnation);
         for region in self.homes.locks.iter().copied().collect::<Vec<_>>() {
             // The bytes may be moving. The next requester will find that the holder is gone.
-            if !self.is_in_motion(region)
+            if !self.is_moving(region)
                 && let Ok(words) = self.served_region(region, Service::Lock, None)
                 && words.holder().is_some_and(|holder| holder.is_of(incarnation))
             {
-                self.pass_on(region, &words, true);
+                self.grant_next(region, &words, true);
             }
         }
     }

@@ -107,7 +107,7 @@ impl HomeSide<'_> {
                 let moving = self.moving_mut(region);
                 moving.places = extents;
                 match moving.withdrawn {
-                    true => self.end_early(region, ErrorReply::Timeout),
+                    true => self.stop_between_chunks(region, ErrorReply::Timeout),
                     false => self.next_chunk(region),
                 }
             }
@@ -126,7 +126,7 @@ impl HomeSide<'_> {
     fn next_chunk(&mut self, region: RegionId) {
         let found = &self.homes.regions[&region];
         let moving = found.moving().expect("the region is being moved");
-        let Some(at) = next_chunk_elsewhere(&found.extents, moving, found.chunk_bytes()) else {
+        let Some(at) = next_chunk_to_move(&found.extents, moving, found.chunk_bytes()) else {
             return self.hand_over(region);
         };
         let len = (found.len - at).min(found.chunk_bytes());
@@ -168,29 +168,30 @@ impl HomeSide<'_> {
         let place = if body.is_ok() { new } else { old };
         found.extents = layout::with_range_at(&found.extents, at, place);
         self.moving_mut(region).frozen = false;
-        self.place_for_mappers(region, at, place);
+        self.announce_place(region, at, place);
         match body {
             Ok(_) => {
                 self.return_chunks(&[old]);
                 self.moving_mut(region).used += new.len;
                 self.next_chunk(region);
             }
-            Err(refusal) => self.end_early(region, refusal),
+            Err(refusal) => self.stop_between_chunks(region, refusal),
         }
     }
 
     /// Ends a move between two chunks, and returns the memory that was reserved for the rest.
-    fn end_early(&mut self, region: RegionId, why: ErrorReply) {
+    fn stop_between_chunks(&mut self, region: RegionId, why: ErrorReply) {
         let (unused, owner) = (self.unused_places(region), self.moving_mut(region).to);
         if self.cx.is_present(owner) {
             self.return_chunks(&unused);
         }
-        self.settle_mappers(region, self.cx.incarnation());
+        self.announce_home(region, self.cx.incarnation());
         self.finish_region_command(region, Err(why));
     }
 
-    /// Stops the moves that a drain of `node` requested and has given up. `own` are the requests of this node's own drain,
-    /// whose regions move as a whole. A chunk that is being copied stays where it is; a home that was sent moves.
+    /// Stops the moves that a drain of `node` requested and has given up. `own` are the requests of this node's own
+    /// drain, whose regions move as a whole. A chunk that is being copied stays where it is; a home that was sent
+    /// moves.
     pub(in crate::engine) fn withdraw_moves(&mut self, node: NodeIncarnation, own: &BTreeSet<RequestId>) {
         let is_own = |requester: &Requester| requester.incarnation == node && own.contains(&requester.id);
         let mut withdrawn = Vec::new();
@@ -225,11 +226,11 @@ impl HomeSide<'_> {
     }
 
     /// Sends new places without waiting: all mappers acknowledged the freeze, so none uses the old place.
-    fn place_for_mappers(&mut self, region: RegionId, from: u64, place: Extent) {
+    fn announce_place(&mut self, region: RegionId, from: u64, place: Extent) {
         self.notify_mappers_without_waiting(region, Change::Place { from, place });
     }
 
-    fn settle_mappers(&mut self, region: RegionId, home: NodeIncarnation) {
+    fn announce_home(&mut self, region: RegionId, home: NodeIncarnation) {
         self.notify_mappers_without_waiting(region, Change::Settle { home });
     }
 
@@ -247,7 +248,7 @@ impl HomeSide<'_> {
     fn hand_over(&mut self, region: RegionId) {
         let Moving { to, of, .. } = *self.moving_mut(region);
         if to == self.cx.incarnation() && of.is_none() {
-            self.settle_mappers(region, to);
+            self.announce_home(region, to);
             return self.finish_region_command(region, Ok(Reply::Done));
         }
         // Messages of the next home take other paths, and must not overtake messages of this home: a late `Place` would
@@ -341,10 +342,10 @@ impl HomeSide<'_> {
     fn leave_in_doubt(&mut self, region: RegionId, to: NodeIncarnation, parked: Vec<(Requester, Request)>) {
         let busy =
             self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut()).expect("being moved");
-        let given =
+        let waiting =
             busy.requester.take().into_iter().chain(busy.queue.drain(..).map(|(requester, ..)| requester));
         let requesters: Vec<Requester> =
-            given.chain(parked.into_iter().map(|(requester, _)| requester)).collect();
+            waiting.chain(parked.into_iter().map(|(requester, _)| requester)).collect();
         requesters
             .into_iter()
             .for_each(|requester| self.cx.answer(requester, Err(ErrorReply::PeerDown(to.node))));
@@ -408,7 +409,7 @@ impl HomeSide<'_> {
         self.homes.moved.forget(id);
         self.homes.usage.add(&region.access.maker, region.len);
         self.homes.insert(id, region);
-        self.settle_mappers(id, me);
+        self.announce_home(id, me);
         self.cx.answer(requester, Ok(Reply::Done));
         let mappers: Vec<NodeIncarnation> =
             self.homes.regions[&id].mappers.iter().map(|mapper| mapper.incarnation).collect();
@@ -416,7 +417,7 @@ impl HomeSide<'_> {
         // Mappers that ended since the record was written will never acknowledge a change.
         let dead: Vec<NodeIncarnation> =
             mappers.into_iter().filter(|incarnation| self.is_over(*incarnation)).collect();
-        dead.into_iter().for_each(|incarnation| self.seek(id, incarnation));
+        dead.into_iter().for_each(|incarnation| self.request_evidence(id, incarnation));
         self.free_if_unreachable(id);
     }
 
@@ -524,7 +525,7 @@ fn missing_bytes(extents: &[Extent], moving: &Moving) -> u64 {
 }
 
 /// Returns the offset of the next chunk that is not at its new owner, or `None`.
-fn next_chunk_elsewhere(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -> Option<u64> {
+fn next_chunk_to_move(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -> Option<u64> {
     let mut start = 0;
     for extent in extents {
         let end = start + extent.len;

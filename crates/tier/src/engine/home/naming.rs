@@ -15,8 +15,11 @@ impl HomeSide<'_> {
         let homed =
             homed.filter_map(|(id, region)| Some((region.name.as_deref()?.to_string(), *id, region.epoch)));
         // An earlier incarnation of the directory granted the names of regions being allocated.
-        let claimed =
-            self.homes.making.iter().filter_map(|(id, making)| Some((making.claimed_name()?, *id, Epoch(0))));
+        let claimed = self
+            .homes
+            .creations
+            .iter()
+            .filter_map(|(id, creation)| Some((creation.claimed_name()?, *id, Epoch(0))));
         let servers = self.homes.servers.iter().map(|(id, name)| (name.clone(), *id, Epoch(0)));
         let named: Vec<(String, RegionId, Epoch)> = homed.chain(claimed).chain(servers).collect();
         for names in named.chunks(NAMES_PER_ANSWER_MAX) {
@@ -27,8 +30,8 @@ impl HomeSide<'_> {
 
     /// Gives up a name that two regions received while homes had lost contact with each other or with the directory.
     pub(in crate::engine) fn lose_name(&mut self, name: &str, region: RegionId) {
-        if let Some(making) = self.homes.making.get_mut(&region) {
-            making.lose_name();
+        if let Some(creation) = self.homes.creations.get_mut(&region) {
+            creation.lose_name();
         }
         self.homes.servers.remove(&region);
         match self.homes.regions.get(&region) {
@@ -47,6 +50,6 @@ impl HomeSide<'_> {
         found.epoch.0 += 1;
         let names = vec![(alias.clone(), region, found.epoch)];
         self.cx.notify_directory(Notice::Names { names, done: false });
-        self.cx.tell(News::Renamed { name: name.to_owned(), alias });
+        self.cx.report(News::Renamed { name: name.to_owned(), alias });
     }
 }

@@ -8,7 +8,7 @@ use crate::region::Moving;
 
 impl HomeSide<'_> {
     /// Defers a request during a move, or redirects it to the next home. Returns false if it can be served now.
-    pub(in crate::engine) fn defers(
+    pub(in crate::engine) fn defer_or_redirect(
         &mut self,
         requester: Requester,
         region: RegionId,
@@ -29,12 +29,12 @@ impl HomeSide<'_> {
         true
     }
 
-    pub(super) fn is_in_motion(&self, region: RegionId) -> bool {
+    pub(super) fn is_moving(&self, region: RegionId) -> bool {
         self.moving(region).is_some_and(Moving::has_started)
     }
 
     /// Returns true if the bytes of a lock may already have moved to their new place.
-    pub(super) fn is_parked(&self, region: RegionId) -> bool {
+    pub(super) fn are_waiters_parked(&self, region: RegionId) -> bool {
         self.moving(region).is_some_and(|moving| moving.waiters_are_parked)
     }
 

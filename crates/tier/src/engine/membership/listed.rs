@@ -126,7 +126,7 @@ impl Engine {
         }
         self.out.push(Effect::MembersChanged);
         self.dial_listed();
-        self.settle();
+        self.run_loopback();
     }
 
     fn is_other_member(&self, node: NodeId) -> bool {
@@ -166,6 +166,6 @@ impl Engine {
                 nodes.push(*node);
             }
         }
-        nodes.into_iter().for_each(|node| self.end_search(node));
+        nodes.into_iter().for_each(|node| self.end_listed_inquiry(node));
     }
 }

@@ -103,7 +103,7 @@ impl Engine {
         match self.check_hello(hello) {
             Ok(hello) => self.meet(connection, hello),
             Err(why) => {
-                self.out.tell(News::Refused(why));
+                self.out.report(News::Refused(why));
                 match why {
                     BadHello::Version(_) if !connection.dialled => {
                         self.membership.meeting.refused.insert(connection.peer, now_ns);
@@ -117,7 +117,7 @@ impl Engine {
                 }
             }
         }
-        self.settle();
+        self.run_loopback();
     }
 
     fn check_hello(&self, hello: &[u8]) -> Result<Hello, BadHello> {
@@ -223,7 +223,7 @@ impl Engine {
             true => self.bring_up(peer, pairing),
             false => self.drop_waiting(peer),
         }
-        self.settle();
+        self.run_loopback();
     }
 
     /// Handles a frame that arrived over a connection that is not up yet.
@@ -252,7 +252,7 @@ impl Engine {
             return;
         }
         let over = Over { node: self.out.incarnation().node, by };
-        self.out.tell(News::Over(over));
+        self.out.report(News::Over(over));
         self.out.push(Effect::End(over));
     }
 

@@ -72,7 +72,7 @@ struct Pairing {
     names_due_ns: Option<u64>,
     /// True if the directory reports that the incarnation has ended. This node accepts that once it loses contact, or
     /// another incarnation claims the number.
-    is_succeeded: bool,
+    is_reported_ended: bool,
 }
 
 impl Pairing {
@@ -154,7 +154,7 @@ impl Pairings {
 
     /// Returns true if a member is not connected because neither node has used the other yet.
     pub(in crate::engine) fn is_on_demand(&self, incarnation: NodeIncarnation) -> bool {
-        self.is(incarnation, |pairing| pairing.is_on_demand)
+        self.check(incarnation, |pairing| pairing.is_on_demand)
     }
 
     /// Returns the incarnation of a member to which this node connects on first use, or `None` for all other nodes.
@@ -181,9 +181,9 @@ impl Pairings {
     }
 
     /// Records that according to the directory, a connected incarnation has ended.
-    fn note_succeeded(&mut self, incarnation: NodeIncarnation) {
+    fn note_reported_ended(&mut self, incarnation: NodeIncarnation) {
         if let Some(pairing) = self.by_incarnation.get_mut(&incarnation) {
-            pairing.is_succeeded = true;
+            pairing.is_reported_ended = true;
         }
     }
 
@@ -204,8 +204,8 @@ impl Pairings {
         others.filter(|other| other.id != incarnation.id).collect()
     }
 
-    fn is(&self, incarnation: NodeIncarnation, so: impl Fn(&Pairing) -> bool) -> bool {
-        self.by_incarnation.get(&incarnation).is_some_and(so)
+    fn check(&self, incarnation: NodeIncarnation, predicate: impl Fn(&Pairing) -> bool) -> bool {
+        self.by_incarnation.get(&incarnation).is_some_and(predicate)
     }
 
     /// Returns the address of a node, or `None` if the address is unknown.
@@ -246,9 +246,10 @@ impl Pairings {
         address: String,
         by_directory: bool,
     ) -> Option<&mut Pairing> {
-        let is_there =
-            |rival: &NodeIncarnation| !(by_directory && self.is(*rival, |pairing| pairing.is_succeeded));
-        if self.has_ended(incarnation) || self.rivals(incarnation).iter().any(is_there) {
+        let is_current = |rival: &NodeIncarnation| {
+            !(by_directory && self.check(*rival, |pairing| pairing.is_reported_ended))
+        };
+        if self.has_ended(incarnation) || self.rivals(incarnation).iter().any(is_current) {
             return None;
         }
         let pairing = self.by_incarnation.entry(incarnation).or_default();
@@ -265,26 +266,28 @@ impl Engine {
     /// Returns true if a pairing with `incarnation` can begin: nothing is left of the last pairing, and no other
     /// incarnation holds its number. Ends former holders of the number if that is allowed.
     pub(in crate::engine) fn is_ready_for(&mut self, incarnation: NodeIncarnation) -> bool {
-        let is_ending = self.membership.pairings.is(incarnation, |pairing| !pairing.grace_periods.is_empty());
-        let is_left =
+        let is_ending =
+            self.membership.pairings.check(incarnation, |pairing| !pairing.grace_periods.is_empty());
+        let has_leftovers =
             self.membership.members.is_zombie(incarnation) || self.owner.is_running_for(incarnation);
-        if is_ending || is_left || self.membership.pairings.has_ended(incarnation) {
+        if is_ending || has_leftovers || self.membership.pairings.has_ended(incarnation) {
             return false;
         }
         // Another node with a used number must wait until the directory considers the holder's lease expired.
-        let is_judge =
+        let may_decide =
             self.directory.seat() == self.out.incarnation().node || incarnation.node == self.directory.seat();
         let rivals = self.membership.pairings.rivals(incarnation);
         for former in &rivals {
-            let is_succeeded = self.membership.pairings.is(*former, |pairing| pairing.is_succeeded);
+            let is_reported_ended =
+                self.membership.pairings.check(*former, |pairing| pairing.is_reported_ended);
             if self.membership.members.is_alive(*former) {
-                if is_succeeded {
+                if is_reported_ended {
                     // The former holder must be cut off first.
-                    self.part(*former);
+                    self.end_pairing_with(*former);
                 }
                 return false;
             }
-            if !is_judge && !is_succeeded {
+            if !may_decide && !is_reported_ended {
                 return false;
             }
         }
@@ -304,7 +307,11 @@ impl Engine {
         self.introduce_members(incarnation);
         // Mappings of the peer's regions, and of its memory, missed changes.
         for (region, home, quiesce) in self.mapper.handle_up(incarnation) {
-            self.deferred.announce(&mut self.out, quiesce, Unmapping::without_command(region, home));
+            self.deferred.finish_unmapping_later(
+                &mut self.out,
+                quiesce,
+                Unmapping::without_command(region, home),
+            );
         }
         self.home_side().recover_locks_of_repaired(incarnation);
         // The peer has dropped its mappings of regions homed here, and of memory here.
@@ -462,7 +469,8 @@ impl Engine {
 
     /// Tells the directory that a connection has ended, or never came up.
     pub(in crate::engine) fn report_parting(&mut self, incarnation: NodeIncarnation) {
-        let is_expected = self.membership.pairings.is(incarnation, |pairing| pairing.names_due_ns.is_some());
+        let is_expected =
+            self.membership.pairings.check(incarnation, |pairing| pairing.names_due_ns.is_some());
         self.tell_directory(DirectoryEvent::Parted { incarnation, is_expected });
     }
 
@@ -482,7 +490,7 @@ impl Engine {
     fn note_ended_as(&mut self, incarnation: NodeIncarnation, loss: Option<Loss>) {
         let now_ns = self.out.now_ns();
         if self.membership.members.is_alive(incarnation) {
-            self.membership.pairings.note_succeeded(incarnation);
+            self.membership.pairings.note_reported_ended(incarnation);
         } else if incarnation != self.out.incarnation() {
             let unseen = Parting::now(LossCause::Unreachable, now_ns);
             self.end_incarnation(incarnation, loss.map_or(unseen, |loss| Parting::of(loss, now_ns)));
@@ -535,14 +543,14 @@ impl Engine {
         // does not prove that another incarnation with the same number has ended.
         let known = living.iter().map(|(member, _)| member.incarnation);
         let known = known.filter(|incarnation| !self.membership.pairings.has_ended(*incarnation));
-        let succeeded = known.flat_map(|incarnation| self.membership.pairings.rivals(incarnation));
+        let replaced = known.flat_map(|incarnation| self.membership.pairings.rivals(incarnation));
         // If two incarnations with one number are both listed as living, neither has replaced the other.
-        let succeeded =
-            succeeded.filter(|rival| !living.iter().any(|(member, _)| member.incarnation == *rival));
-        let over: BTreeSet<NodeIncarnation> = succeeded.chain(ended).collect();
+        let replaced =
+            replaced.filter(|rival| !living.iter().any(|(member, _)| member.incarnation == *rival));
+        let over: BTreeSet<NodeIncarnation> = replaced.chain(ended).collect();
         // The new holders of numbers are recorded before the former ones end. Each end lets waiting connections pair,
         // and one of these may be from an incarnation that the directory never met and that held the number in between.
-        over.iter().for_each(|incarnation| self.membership.pairings.note_succeeded(*incarnation));
+        over.iter().for_each(|incarnation| self.membership.pairings.note_reported_ended(*incarnation));
         let doubtful = unreachable.into_iter().map(|known| (known, true));
         let mut new = Vec::new();
         for ((member, address), is_doubtful) in living.into_iter().map(|known| (known, false)).chain(doubtful)
@@ -638,13 +646,13 @@ impl Engine {
         self.dial_listed();
         let (own, now_ns, lease_ns) = (self.out.incarnation(), self.out.now_ns(), self.out.config().lease_ns);
         // Nodes connected to the directory only are not informed when the directory moves, so the directory dials them.
-        let is_sought = own.node == self.directory.seat() && !self.is_full_mesh();
+        let dials_all = own.node == self.directory.seat() && !self.is_full_mesh();
         for (incarnation, pairing) in &mut self.membership.pairings.by_incarnation {
             if pairing.is_up {
                 continue;
             }
             let missed_ns = now_ns - *pairing.missed_ns.get_or_insert(now_ns);
-            let is_peer_turn = incarnation.node > own.node && !is_sought;
+            let is_peer_turn = incarnation.node > own.node && !dials_all;
             // Ephemeral numbers are higher than all permanent ones.
             let is_own_turn = !is_peer_turn || missed_ns >= 2 * lease_ns && !incarnation.node.is_ephemeral();
             let is_own_turn = is_own_turn && !pairing.is_on_demand;
@@ -665,7 +673,7 @@ impl Engine {
         self.membership.pairings.note_dialled(address);
         self.fail_dials_to(address);
         self.note_listed_failure(address);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Handles a dial to `address` that no node answered in time. The dial's packets may have been lost. So while
@@ -683,7 +691,7 @@ impl Engine {
     pub fn handle_stranger(&mut self, address: &str) {
         self.retry_address(address);
         self.fail_dials_to(address);
-        self.settle();
+        self.run_loopback();
     }
 
     /// Retries the address of a node that was connected but not paired, unless the node is known: then it is dialled
@@ -739,8 +747,8 @@ impl Engine {
         self.out.extend(grace_periods.into_iter().map(Effect::Quiesce));
         if self.commands.has_copies() {
             // The remote copies may use handles that no longer exist.
-            let behind_them = self.mapper.quiesce();
-            self.out.push(Effect::Quiesce(behind_them));
+            let quiesce = self.mapper.quiesce();
+            self.out.push(Effect::Quiesce(quiesce));
         }
         // Includes grace periods of regions that were dropped earlier without the peer's knowledge.
         self.membership.pairings.note_down(incarnation, parting, self.mapper.grace_periods());
@@ -748,13 +756,13 @@ impl Engine {
         self.owner.forget_requests_of(incarnation);
         self.membership.draining.note(incarnation, false);
         self.home_side().forget_requests_of(incarnation);
-        self.owner.break_off_for(incarnation);
+        self.owner.abort_commands_of(incarnation);
         self.home_side().forget_waiters_of(incarnation);
         self.home_side().forget_watcher(incarnation);
         self.owner_side().abandon_sweeps_by(incarnation);
         self.fail_requests_to(incarnation);
-        self.home_side().seek_stalled_commands(incarnation);
-        if self.membership.pairings.is(incarnation, |pairing| pairing.is_succeeded) {
+        self.home_side().request_evidence_for_stalled(incarnation);
+        if self.membership.pairings.check(incarnation, |pairing| pairing.is_reported_ended) {
             self.end_incarnation(incarnation, parting);
         }
         if state != NodeState::Left {
@@ -772,7 +780,7 @@ impl Engine {
     }
 
     /// Ends the pairing with an incarnation and disconnects it, without declaring its process dead.
-    pub(in crate::engine) fn part(&mut self, incarnation: NodeIncarnation) {
+    pub(in crate::engine) fn end_pairing_with(&mut self, incarnation: NodeIncarnation) {
         if let Some((peer, _)) = self
             .membership
             .members
@@ -797,7 +805,7 @@ impl Engine {
                 // An owner may have reported regions of this incarnation.
                 self.mapper.handle_ended(incarnation);
                 // Adopted regions may list it as a mapper.
-                self.home_side().seek_all_mapped_by(incarnation);
+                self.home_side().request_evidence_for_all(incarnation);
             }
             if is_news && self.directory.seat() == self.out.incarnation().node {
                 self.announce_end(incarnation, parting);
@@ -812,8 +820,8 @@ impl Engine {
         self.tell_directory(DirectoryEvent::Ended { incarnation, parting });
         self.announce_end(incarnation, parting);
         self.owner_side().start_sweep(incarnation);
-        self.home_side().seek_all_mapped_by(incarnation);
-        self.home_side().conclude_for_dead_owner(incarnation);
+        self.home_side().request_evidence_for_all(incarnation);
+        self.home_side().reconsider_commands_after_end(incarnation);
         self.home_side().end_adoption(incarnation);
         self.pair_all();
         self.out.push(Effect::MembersChanged);

@@ -33,7 +33,7 @@ struct Running {
     /// Number of the current copy segment's bytes that are done.
     done: u64,
     /// True if the pairing with the requester has ended; then the current step is the last.
-    is_broken_off: bool,
+    is_aborted: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +90,7 @@ impl OwnerSide<'_> {
             return self.cx.answer(requester, Err(ErrorReply::NotFound));
         }
         let id = self.cx.next_number();
-        let running = Running { requester, work, copy_segments, at: 0, done: 0, is_broken_off: false };
+        let running = Running { requester, work, copy_segments, at: 0, done: 0, is_aborted: false };
         self.owner.running.in_progress.insert(id, running);
         // Returns `None`, since a new command cannot have been broken off yet.
         self.next_step(id);
@@ -116,7 +116,7 @@ impl OwnerSide<'_> {
         let running = self.owner.running.in_progress.get(&id)?;
         let requester = running.requester;
         let Some(step) = running.step() else { return self.end_running(id, Ok(Reply::Done)) };
-        if running.is_broken_off {
+        if running.is_aborted {
             return self.end_running(id, Err(ErrorReply::PeerDown(requester.incarnation.node)));
         }
         let work = running.work;
@@ -169,7 +169,7 @@ impl OwnerSide<'_> {
         body: Result<Reply, ErrorReply>,
     ) -> Option<NodeIncarnation> {
         let running = self.owner.running.in_progress.remove(&id).expect("in flight");
-        if running.is_broken_off {
+        if running.is_aborted {
             return Some(running.requester.incarnation);
         }
         self.cx.answer(running.requester, body);
@@ -180,13 +180,13 @@ impl OwnerSide<'_> {
 
 impl Owner {
     /// Stops the commands of a requester whose pairing has ended: to the requester, they have failed.
-    pub(in crate::engine) fn break_off_for(&mut self, incarnation: NodeIncarnation) {
+    pub(in crate::engine) fn abort_commands_of(&mut self, incarnation: NodeIncarnation) {
         let of = self
             .running
             .in_progress
             .values_mut()
             .filter(|running| running.requester.incarnation == incarnation);
-        of.for_each(|running| running.is_broken_off = true);
+        of.for_each(|running| running.is_aborted = true);
     }
 
     /// Returns true if this node executes a command that `incarnation` has requested.

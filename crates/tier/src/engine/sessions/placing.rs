@@ -1,8 +1,9 @@
 //! Chooses the nodes that hold a new region.
 //!
-//! A region that may be anywhere goes to the session's own node, whose memory is the fastest for its owner; from a node
-//! without memory, to one that follows from its number. If another node, chosen at random, has clearly more of its memory
-//! free, the region goes there: so nodes fill evenly, and two choices suffice for that. Heartbeats tell how much of its memory a node uses.
+//! A region that may be anywhere goes to the session's own node, whose memory is the fastest for the session. If that
+//! node has no memory, its number selects another node. If a third node, chosen at random, has clearly more of its
+//! memory free, the region goes there instead. So nodes fill evenly; two choices suffice for that. Heartbeats report
+//! how much of its memory a node uses.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::layout::Extent;
 
 /// A node is clearly fuller than another if it uses more by this share of its memory. Smaller differences are not worth
 /// the slower access to another node, and figures of peers are up to a heartbeat old.
-const SHARE: u128 = 16;
+const FULLER_PARTS: u128 = 16;
 
 /// Bytes that commands of this node have placed on each peer since the peer's heartbeat of this time.
 #[derive(Debug, Default)]
@@ -49,7 +50,7 @@ impl SessionSide<'_> {
                 if let [_, others @ ..] = &mut candidates[..]
                     && !others.is_empty()
                 {
-                    let other = self.chance() % others.len() as u64;
+                    let other = self.pseudo_random() % others.len() as u64;
                     others.swap(0, other as usize);
                 }
                 if let [first, second, ..] = candidates[..]
@@ -66,7 +67,7 @@ impl SessionSide<'_> {
 
     /// Returns a number that differs for each request. Derived from the incarnation, so that it consumes no random
     /// numbers.
-    fn chance(&self) -> u64 {
+    fn pseudo_random(&self) -> u64 {
         let number = self.cx.incarnation().id.0 ^ self.cx.last_number();
         number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
     }
@@ -80,11 +81,12 @@ impl SessionSide<'_> {
         // Peers report these figures, so the products must not overflow.
         let [used, total, others_used, others_total] =
             [used, total, others_used, others_total].map(|bytes| u128::from(bytes.min(1 << 60)));
-        (SHARE * used).saturating_sub(total) * others_total > SHARE * others_used * total
+        (FULLER_PARTS * used).saturating_sub(total) * others_total > FULLER_PARTS * others_used * total
     }
 
-    /// Returns the bytes in use on a node, and the bytes that the node contributes; `None` if the node is not connected.
-    /// Until its first heartbeat, a peer counts as empty: if it is full, it refuses, and the next node is asked.
+    /// Returns the bytes in use on a node, and the bytes that the node contributes; `None` if the node is not
+    /// connected. Until its first heartbeat, a peer counts as empty: if it is full, it refuses, and the next node is
+    /// asked.
     fn used(&self, node: NodeId) -> Option<(u64, u64)> {
         if node == self.cx.incarnation().node {
             return Some((self.owner.bytes_taken(), self.owner.bytes_total()));
@@ -121,8 +123,9 @@ impl SessionSide<'_> {
         let with_memory =
             self.cx.members().all().filter(|member| member.bytes_total > 0 && member.state.is_there());
         let draining = self.cx.membership().draining();
-        let taking = with_memory.filter(|member| !draining.covers(self.cx.incarnation(), member.incarnation));
-        let nodes: Vec<NodeId> = taking.map(|member| member.incarnation.node).collect();
+        let accepting =
+            with_memory.filter(|member| !draining.covers(self.cx.incarnation(), member.incarnation));
+        let nodes: Vec<NodeId> = accepting.map(|member| member.incarnation.node).collect();
         let (ephemeral, permanent): (Vec<NodeId>, Vec<NodeId>) =
             nodes.iter().partition(|node| node.is_ephemeral());
         if permanent.is_empty() { ephemeral } else { permanent }

@@ -36,7 +36,7 @@ impl SessionSide<'_> {
         // Known from now on, so that a restarted directory hears of it.
         self.servers.insert(id, name.clone());
         let claim = Request::ClaimName { name: name.clone(), region: id };
-        self.ask_for(op, claim, ServerStep::Claim { id, name });
+        self.ask_directory_for(op, claim, ServerStep::Claim { id, name });
     }
 
     /// Removes a server's name, and ends the command with `outcome`.
@@ -44,7 +44,7 @@ impl SessionSide<'_> {
         match self.servers.remove(&id) {
             Some(name) => {
                 let release = Request::ReleaseName { name, region: id };
-                self.ask_for(op, release, ServerStep::Release(outcome));
+                self.ask_directory_for(op, release, ServerStep::Release(outcome));
             }
             None => self.cx.finish(op, outcome),
         }
@@ -53,7 +53,7 @@ impl SessionSide<'_> {
     pub(super) fn list_servers(&mut self, op: OpId, service: Option<String>) {
         let after = names::before_servers_of(service.as_deref());
         let step = ServerStep::List { service, found: Vec::new() };
-        self.ask_for(op, Request::ListNames { after: Some(after) }, step);
+        self.ask_directory_for(op, Request::ListNames { after: Some(after) }, step);
     }
 
     pub(super) fn continue_servers(&mut self, op: OpId, step: ServerStep, body: Result<Reply, ErrorReply>) {
@@ -63,7 +63,7 @@ impl SessionSide<'_> {
                 let service = names::service_of(&name).map(|(service, _)| service);
                 let after = names::before_servers_of(service);
                 let step = ServerStep::Check { id, name };
-                self.ask_for(op, Request::ListNames { after: Some(after) }, step);
+                self.ask_directory_for(op, Request::ListNames { after: Some(after) }, step);
             }
             (ServerStep::Claim { id, .. }, Err(refusal)) => {
                 self.servers.remove(&id);
@@ -108,13 +108,13 @@ impl SessionSide<'_> {
         match page.last() {
             Some((last, ..)) if more && found.len() - before == page.len() => {
                 let next = Request::ListNames { after: Some(last.clone()) };
-                self.ask_for(op, next, ServerStep::List { service, found });
+                self.ask_directory_for(op, next, ServerStep::List { service, found });
             }
             _ => self.cx.finish(op, Ok(Outcome::Servers(found))),
         }
     }
 
-    fn ask_for(&mut self, op: OpId, question: Request, step: ServerStep) {
+    fn ask_directory_for(&mut self, op: OpId, question: Request, step: ServerStep) {
         self.cx.ask_directory(question, Purpose::User(op, UserStep::Servers(step)));
     }
 }

@@ -33,7 +33,7 @@ struct Gathering {
     missing: Vec<NodeId>,
     found: Vec<NodeStatus>,
     /// Members that only another member or the outside list names.
-    hearsay: Vec<Member>,
+    indirect: Vec<Member>,
     since_ns: u64,
     /// Time in ns until which the command waits for members that this node is meeting, once only they are missing.
     due_ns: u64,
@@ -79,21 +79,26 @@ impl SessionSide<'_> {
     }
 
     /// Asks the members that this node knows for their statuses. If possible, also asks the members that are only in
-    /// `hearsay`, the list of another member, which may be empty.
-    pub(in crate::engine) fn request_statuses(&mut self, op: OpId, scope: StatusScope, hearsay: Vec<Member>) {
+    /// `indirect`, the list of another member, which may be empty.
+    pub(in crate::engine) fn request_statuses(
+        &mut self,
+        op: OpId,
+        scope: StatusScope,
+        indirect: Vec<Member>,
+    ) {
         let is_unconnected = |member: &Member| member.state == NodeState::Unconnected;
         let (unconnected, mut others): (Vec<Member>, Vec<Member>) =
             self.cx.members().described(self.cx.now_ns()).partition(is_unconnected);
         // A status command in a large cluster does not connect nodes.
         let mut found: Vec<NodeStatus> =
             unconnected.into_iter().map(|member| self.status_of(self.as_listed(member))).collect();
-        let hearsay_only = self.hearsay_members(&hearsay);
+        let indirect_only = self.indirect_members(&indirect);
         let is_dialled = |member: &&Member| scope == StatusScope::AllMembers && self.is_diallable(member);
-        let (dialled, told): (Vec<&Member>, Vec<&Member>) = hearsay_only.iter().partition(is_dialled);
-        found.extend(told.into_iter().map(|member| self.status_of(member.clone())));
+        let (dialled, undialled): (Vec<&Member>, Vec<&Member>) = indirect_only.iter().partition(is_dialled);
+        found.extend(undialled.into_iter().map(|member| self.status_of(member.clone())));
         others.retain(|member| scope == StatusScope::AllMembers || self.cx.is_present(member.incarnation));
         let nodes = others.iter().chain(dialled).map(|member| member.incarnation.node).collect();
-        self.request_status(op, nodes, found, hearsay_only);
+        self.request_status(op, nodes, found, indirect_only);
     }
 
     /// Returns true if this node can dial an unknown member at its listed address, and false if another member has
@@ -116,15 +121,15 @@ impl SessionSide<'_> {
 
     /// Returns the members that this node does not know, in the state that another member reports, or else in the state
     /// that the outside list implies.
-    fn hearsay_members(&self, hearsay: &[Member]) -> Vec<Member> {
+    fn indirect_members(&self, indirect: &[Member]) -> Vec<Member> {
         let is_unknown = |node: NodeId| !self.cx.members().has(node);
-        let told = hearsay.iter().filter(|member| is_unknown(member.incarnation.node)).map(|member| {
+        let reported = indirect.iter().filter(|member| is_unknown(member.incarnation.node)).map(|member| {
             // It is connected to that member, but not to this node.
             let state = if member.state.is_there() { NodeState::Unconnected } else { member.state };
             Member { state, ..member.clone() }
         });
         let mut known: BTreeMap<NodeId, Member> =
-            told.map(|member| (member.incarnation.node, member)).collect();
+            reported.map(|member| (member.incarnation.node, member)).collect();
         for (node, state) in self.cx.membership().listed().states().filter(|(node, _)| is_unknown(*node)) {
             let incarnation = NodeIncarnation { node, id: Incarnation(0) };
             known.entry(node).or_insert_with(|| Member { state, ..Member::unseen(incarnation) });
@@ -137,11 +142,17 @@ impl SessionSide<'_> {
         self.request_status(op, vec![node], Vec::new(), Vec::new());
     }
 
-    fn request_status(&mut self, op: OpId, nodes: Vec<NodeId>, found: Vec<NodeStatus>, hearsay: Vec<Member>) {
+    fn request_status(
+        &mut self,
+        op: OpId,
+        nodes: Vec<NodeId>,
+        found: Vec<NodeStatus>,
+        indirect: Vec<Member>,
+    ) {
         let (since_ns, missing) = (self.cx.now_ns(), nodes.clone());
         self.commands.statuses.0.insert(
             op,
-            Gathering { missing, found, hearsay, since_ns, due_ns: u64::MAX, due_ns_max: u64::MAX },
+            Gathering { missing, found, indirect, since_ns, due_ns: u64::MAX, due_ns_max: u64::MAX },
         );
         for node in nodes {
             self.cx.ask(node, Request::Status, Purpose::User(op, UserStep::StatusOf(node)));
@@ -168,11 +179,11 @@ impl SessionSide<'_> {
     }
 
     /// Returns the status of a node that did not reply, or `None` if the node is unknown.
-    fn status_of_silent(&self, node: NodeId, hearsay: &[Member]) -> Option<NodeStatus> {
+    fn status_of_silent(&self, node: NodeId, indirect: &[Member]) -> Option<NodeStatus> {
         let known =
             self.cx.members().described(self.cx.now_ns()).find(|member| member.incarnation.node == node);
-        let told = || hearsay.iter().find(|member| member.incarnation.node == node).cloned();
-        let member = known.or_else(told)?;
+        let reported = || indirect.iter().find(|member| member.incarnation.node == node).cloned();
+        let member = known.or_else(reported)?;
         let state = if member.state.is_there() { NodeState::Silent } else { member.state };
         Some(self.status_of(Member { state, ..member }))
     }
@@ -182,11 +193,11 @@ impl SessionSide<'_> {
         gathering.missing.retain(|missing| *missing != node);
         match body {
             Ok(Reply::Status(status)) => gathering.found.push(*status),
-            _ => gathering.found.extend(self.status_of_silent(node, &gathering.hearsay)),
+            _ => gathering.found.extend(self.status_of_silent(node, &gathering.indirect)),
         }
         let are_others_done = gathering.missing.iter().all(|node| self.cx.is_awaited(*node));
         if gathering.missing.is_empty() {
-            return self.conclude_status(op, gathering);
+            return self.finish_status(op, gathering);
         }
         if are_others_done && gathering.due_ns == u64::MAX {
             let lease_ns = self.cx.lease_ns();
@@ -197,20 +208,20 @@ impl SessionSide<'_> {
     }
 
     /// Ends overdue waits for members that this node is meeting.
-    pub(in crate::engine) fn conclude_overdue_statuses(&mut self) {
+    pub(in crate::engine) fn finish_overdue_statuses(&mut self) {
         let now_ns = self.cx.now_ns();
         let overdue: Vec<(OpId, Gathering)> =
             self.commands.statuses.0.extract_if(.., |_, gathering| gathering.due_ns <= now_ns).collect();
         for (op, mut gathering) in overdue {
             let missing = std::mem::take(&mut gathering.missing);
             let silent =
-                missing.into_iter().filter_map(|node| self.status_of_silent(node, &gathering.hearsay));
+                missing.into_iter().filter_map(|node| self.status_of_silent(node, &gathering.indirect));
             gathering.found.extend(silent);
-            self.conclude_status(op, gathering);
+            self.finish_status(op, gathering);
         }
     }
 
-    fn conclude_status(&mut self, op: OpId, mut gathering: Gathering) {
+    fn finish_status(&mut self, op: OpId, mut gathering: Gathering) {
         gathering.found.sort_by_key(|status| status.node);
         self.cx.finish(op, Ok(Outcome::Status(gathering.found)));
     }

@@ -1,5 +1,4 @@
-//! Reports about other nodes that are late, repeated, wrong or malicious: living nodes lose nothing by them, and dead
-//! ones are dead for all.
+//! Reports about other nodes that are late, repeated, wrong or malicious. They must not harm living nodes.
 
 use crate::common;
 
@@ -16,7 +15,7 @@ fn cluster_of(count: usize) -> Cluster {
 }
 
 #[test]
-fn the_maximum_pairing_number_ends_nothing() {
+fn maximum_pairing_number_is_harmless() {
     let mut cluster = cluster_of(2);
     cluster.forge(1, 0, &Message::Notice(Notice::Paired { pairing: u64::MAX }));
     cluster.part(&[0], &[1]);
@@ -26,7 +25,7 @@ fn the_maximum_pairing_number_ends_nothing() {
     assert!(cluster.hosts[0].engine.is_connected_to(NodeId(1)));
 }
 
-/// The handle was gone, its command was not, and a sealed region changed.
+/// Past bug: a fill was still running after its handle was unmapped, and changed a sealed region.
 #[test]
 fn pairing_waits_for_commands_of_unmapped_handles() {
     let mut cluster = cluster_of(3);
@@ -54,7 +53,7 @@ fn pairing_waits_for_commands_of_unmapped_handles() {
 }
 
 #[test]
-fn reported_numbers_take_none_away() {
+fn reported_numbers_use_up_no_numbers() {
     let mut cluster = cluster_of(2);
     let incarnation = NodeIncarnation { node: NodeId(999), id: Incarnation(5) };
     let member = Member { incarnation, pid: 1, bytes_total: 0, state: NodeState::Alive, loss: None };
@@ -63,9 +62,10 @@ fn reported_numbers_take_none_away() {
     assert_eq!(cluster.command(1, Command::TakeNumber), Ok(Outcome::Number(NodeId(2))));
 }
 
-/// A restarted directory learns of members from the others, one of which missed the end of a node's former incarnation.
+/// A restarted directory learns of members from the others, one of which has missed the end of a node's former
+/// incarnation.
 #[test]
-fn unreachable_nodes_survive_reports_of_their_predecessor() {
+fn reports_of_a_predecessor_end_no_unreachable_node() {
     let mut cluster = cluster_of(4);
     let incarnation = cluster.hosts[1].incarnation;
     let former = NodeIncarnation { id: Incarnation(7), ..incarnation };
