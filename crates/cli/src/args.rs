@@ -104,6 +104,17 @@ pub struct Arguments {
         default_value = "grant"
     )]
     pub congestion: Congestion,
+    /// Lanes to each peer over roce, 1 to 4: queue pairs that all sessions of two nodes share. Calls use the first, and
+    /// each session one of the others. Two nodes use the smaller of their numbers
+    #[arg(
+        long,
+        global = true,
+        env = "HALITE_LANES",
+        value_name = "LANES",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=4)
+    )]
+    pub lanes: u32,
     /// Join the cluster as a node while the command runs, instead of attaching to a node of this host
     #[arg(long, global = true)]
     pub embed: bool,

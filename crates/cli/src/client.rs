@@ -13,8 +13,8 @@ use halite::{
 };
 use halite_providers::private_dir::DirError;
 
-use crate::congestion;
 use crate::output;
+use crate::transport;
 
 /// Name of node 0 in errors about connections.
 const FIRST: &str = "node 0";
@@ -193,7 +193,7 @@ pub fn memory_nodes(session: &blocking::Session) -> anyhow::Result<Vec<NodeId>> 
 }
 
 fn config(dir: &Path) -> Config {
-    Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..congestion::config() }
+    Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..transport::config() }
 }
 
 /// Formats the command that restarts node 0 while other nodes run.

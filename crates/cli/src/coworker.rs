@@ -16,10 +16,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::client;
-use crate::congestion;
 use crate::control::{self, GRACE, Target};
 use crate::output;
 use crate::threads::Refused;
+use crate::transport;
 
 /// The running coworkers of this process, by pid.
 static RUNNING: Mutex<BTreeMap<u32, Target>> = Mutex::new(BTreeMap::new());
@@ -63,7 +63,7 @@ impl Coworker {
             .arg(dir)
             .arg(command)
             .args(["--parent", &std::process::id().to_string()])
-            .args(congestion::flags())
+            .args(transport::flags())
             .args(client::priority_flags())
             .args(flags);
         // Ctrl-C reaches only this process, since the coworker has its own process group.

@@ -8,7 +8,6 @@ mod args;
 mod bytes;
 mod client;
 mod commands;
-mod congestion;
 mod control;
 mod coworker;
 mod diagnostics;
@@ -34,6 +33,7 @@ mod table;
 mod target;
 mod threads;
 mod trailer;
+mod transport;
 
 use std::process::ExitCode;
 
@@ -47,7 +47,7 @@ pub fn run() -> ExitCode {
     signals::refuse_large_files();
     let arguments = args::parse();
     arguments.notes().for_each(|unknown| output::note(&unknown.to_string()));
-    congestion::choose(arguments.congestion);
+    transport::choose(arguments.congestion, arguments.lanes);
     client::choose(arguments.embed, arguments.priority);
     let dir = arguments.dir.clone();
     match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {

@@ -1,5 +1,7 @@
 //! Quotes words for shells, in commands that users may paste.
 
+use std::borrow::Cow;
+
 /// Quotes `word` so that a shell reads it as one word and a terminal shows it unchanged. Paths and names may come from
 /// other users, and may hold blanks, shell characters and escapes.
 pub fn quoted(word: &str) -> String {
@@ -28,6 +30,15 @@ pub fn quoted(word: &str) -> String {
 /// would take it for an option.
 pub fn argument(name: &str) -> String {
     if name.starts_with('-') { format!("-- {}", quoted(name)) } else { quoted(name) }
+}
+
+/// Returns a name as a table shows it: quoted if a blank at its end, which the table hides, would make it look like
+/// another name, or if it looks quoted itself.
+pub fn shown(name: &str) -> Cow<'_, str> {
+    match name.trim() != name || name.starts_with(['\'', '$']) {
+        true => quoted(name).into(),
+        false => name.into(),
+    }
 }
 
 #[cfg(test)]

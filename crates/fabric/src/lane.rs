@@ -13,7 +13,7 @@
 //! lanes complete before [`Event::Disconnected`](crate::Event::Disconnected).
 //!
 //! A provider has one or more lanes per peer ([`Capabilities::lanes`](crate::Capabilities::lanes)). If callers use more
-//! lane numbers than the provider has lanes, several numbers share a lane.
+//! lane numbers than the provider has lanes, several numbers share a lane. Lane 0 shares only if there is one lane.
 
 /// The lane of a request, and the traffic class of the request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -40,10 +40,13 @@ impl Lane {
     /// The default lane, for callers that need only one lane.
     pub const FIRST: Lane = Lane { number: 0, class: Class::Latency, flow: 0 };
 
-    /// Returns the index of this lane at a provider with `orders` lanes: the number of the lane modulo `orders`. The
-    /// value 0 of `orders` counts as 1.
+    /// Returns the index of this lane at a provider with `orders` lanes: 0 for lane 0; the other lanes take turns among
+    /// the other indexes. The value 0 of `orders` counts as 1.
     #[inline]
     pub fn order_among(self, orders: usize) -> usize {
-        usize::from(self.number) % orders.max(1)
+        match (usize::from(self.number), orders) {
+            (0, _) | (_, 0 | 1) => 0,
+            (number, orders) => 1 + (number - 1) % (orders - 1),
+        }
     }
 }

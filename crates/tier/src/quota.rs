@@ -15,7 +15,7 @@ use crate::ids::Principal;
 pub enum Quota {
     /// Number of attached sessions: sessions that other processes opened at the node.
     Sessions,
-    /// Memory in bytes for outstanding requests, and for replies that the client has not received yet.
+    /// Memory in bytes for outstanding operations, unread notifications, and replies that the client has not received yet.
     Memory,
     /// Number of outstanding operations.
     Operations,

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::{crew, dsm, graph, kv, log, mapreduce, ycsb};
 use crate::args::network;
 use crate::client;
-use crate::congestion;
 use crate::metrics_at::MetricsAt;
+use crate::transport;
 use crate::{output, signals, threads};
 
 /// Arguments of `halite run-worker`
@@ -155,7 +155,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         signals::die_with(args.parent)?;
     }
     end_with_a_panic();
-    let mut config = Config { dir: dir.to_owned(), arena_bytes: args.arena, ..congestion::config() };
+    let mut config = Config { dir: dir.to_owned(), arena_bytes: args.arena, ..transport::config() };
     config.node = args.node.map(NodeId);
     config.metrics = args.metrics.0;
     config.providers = args.fabric.map_or(config.providers, |network| vec![network]);

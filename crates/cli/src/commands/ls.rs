@@ -14,6 +14,7 @@ use crate::client;
 use crate::letters;
 use crate::loss::{self, LossJson};
 use crate::output;
+use crate::shell::shown;
 use crate::table::{Align, Table};
 
 /// Lists regions by name: available regions, regions whose home is unreachable, regions with damaged records, and lost
@@ -72,9 +73,9 @@ impl Printed {
             return output::print_bytes(&self.text);
         }
         for UnreachableRegion { name, home } in page.unreachable {
-            self.unreachable.row(vec![name, format!("node {home}")]);
+            self.unreachable.row(vec![shown(&name).into_owned(), format!("node {home}")]);
         }
-        page.damaged.into_iter().for_each(|name| self.damaged.row(vec![name]));
+        page.damaged.iter().for_each(|name| self.damaged.cell(shown(name)));
         page.regions.iter().for_each(|region| add_region(&mut self.regions, region));
         output::print(&self.regions.take_text())
     }
@@ -102,7 +103,7 @@ fn print_servers(servers: &[NamedServer], is_json: bool) -> anyhow::Result<()> {
     let mut table = Table::new(&[("service", Align::Left), ("node", Align::Right), ("shared", Align::Left)]);
     for server in servers {
         let shared = if server.is_shared { "yes" } else { "no" };
-        table.row(vec![server.service.clone(), server.node.to_string(), shared.to_owned()]);
+        table.row(vec![shown(&server.service).into_owned(), server.node.to_string(), shared.to_owned()]);
     }
     Ok(output::print(&table.to_string())?)
 }
@@ -175,7 +176,7 @@ impl<'a> From<&'a LostRegion> for LostJson<'a> {
 fn lost_table(lost: &[LostRegion]) -> Table {
     let mut table = Table::new(&[("lost", Align::Left), ("why", Align::Left)]);
     for region in lost {
-        table.row(vec![region.name.clone(), loss::in_words(&region.lost)]);
+        table.row(vec![shown(&region.name).into_owned(), loss::in_words(&region.lost)]);
     }
     table
 }
@@ -190,7 +191,7 @@ const REGION_COLUMNS: [(&str, Align); 6] = [
 ];
 
 fn add_region(table: &mut Table, region: &RegionInfo) {
-    table.cell(region.name.as_deref().unwrap_or_default());
+    table.cell(shown(region.name.as_deref().unwrap_or_default()));
     table.cell(region.len);
     table.cell(ByteCount(region.len));
     table.cell(holders(region));

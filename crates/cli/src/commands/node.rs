@@ -15,12 +15,12 @@ use rustix::process::Signal;
 use super::drain;
 use crate::addresses;
 use crate::args;
-use crate::congestion;
 use crate::control::{FAILED, METRICS_AT};
 use crate::output;
 use crate::signals::{self, Ending, EndsAtOnce, Woken};
 use crate::supervisor::supervised;
 use crate::threads::{self, Refused};
+use crate::transport;
 
 /// Runs a node. Prints a line when other nodes can connect; `halite up` and scripts wait for this line.
 pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
@@ -54,7 +54,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         quotas: args.sessions.amounts(args.arena.0),
         low_priority: args.sessions.low_priority.clone(),
         metrics: args.metrics.0,
-        ..congestion::config()
+        ..transport::config()
     };
     let made = Made::expect(dir);
     // The error names the directory or file.

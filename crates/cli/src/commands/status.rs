@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use halite::cluster_dir::{self, Presence};
 use halite::{
-    Amounts, AttachedSession, EPHEMERAL_NODE_MIN, JoinError, Loss, NodeId, NodeState, NodeStatus, PeerSeen,
-    PrincipalUse, Quota, blocking,
+    Amounts, AttachError, AttachedSession, EPHEMERAL_NODE_MIN, JoinError, Loss, NodeId, NodeState,
+    NodeStatus, PeerSeen, PrincipalUse, Quota, blocking,
 };
 use serde::Serialize;
 
@@ -130,9 +130,24 @@ fn print_principals(dir: &Path, rows: &[Row], json: bool) -> anyhow::Result<()> 
     let mut columns = vec![("principal", Align::Left), ("node", Align::Right)];
     columns.extend(Quota::ALL.map(|quota| (quota.name(), Align::Right)));
     let mut table = Table::new(&columns);
-    for row in rows.iter().filter(|row| row.state == "alive" && row.node < EPHEMERAL_NODE_MIN) {
-        // Nodes of other hosts, and nodes that accept no sessions, have none to show.
-        let Ok(session) = blocking::Session::attach_to(dir, NodeId(row.node)) else { continue };
+    for row in rows.iter().filter(|row| row.node < EPHEMERAL_NODE_MIN && row.state != "left") {
+        if row.state != "alive" {
+            output::note(&format!("node {} is {}: it shows no principals", row.node, row.state));
+            continue;
+        }
+        let session = match blocking::Session::attach_to(dir, NodeId(row.node)) {
+            Ok(session) => session,
+            // Nodes of other hosts, and nodes that accept no sessions, have none to show.
+            Err(AttachError::NoNode { .. }) => continue,
+            Err(error) => {
+                output::note(&format!(
+                    "node {} shows no principals: {}",
+                    row.node,
+                    output::reasons(&error.into())
+                ));
+                continue;
+            }
+        };
         for PrincipalUse { principal, used, max } in session.principals()? {
             if json {
                 let amounts = |of: Amounts| Quota::ALL.map(|quota| (quota.name(), of.of(quota)));

@@ -11,9 +11,9 @@ use halite::cluster_dir::{ClusterDir, ClusterDirError};
 use halite::{EtcdAddress, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::congestion;
 use crate::metrics_at::MetricsAt;
 use crate::threads::Refused;
+use crate::transport;
 
 /// Maximum time for a node to become ready; longer than all time limits of joining.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -138,7 +138,7 @@ impl NodeProcess {
             .args(["--arena", &spec.arena_bytes.to_string()])
             .args(&spec.sessions)
             .args(&spec.networks)
-            .args(congestion::flags());
+            .args(transport::flags());
         // The address may hold a password, and command lines are public: pass it in the environment.
         match &spec.directory {
             Some(directory) => command.env("HALITE_DIRECTORY", directory.to_string()),

@@ -16,8 +16,8 @@ use halite::cluster_dir::{self, ClusterDir};
 use serde::Deserialize;
 
 use super::stop::{GRACE, StopError, Target, await_ends};
-use crate::congestion;
 use crate::threads;
+use crate::transport;
 
 /// Maximum time for the members to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -102,7 +102,7 @@ fn listed(dir: &ClusterDir) -> anyhow::Result<BTreeSet<u32>> {
 /// process.
 fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("--dir").arg(dir).args(["status", "--json"]).args(congestion::flags());
+    command.arg("--dir").arg(dir).args(["status", "--json"]).args(transport::flags());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut status = command.spawn()?;
     let stdout = BufReader::new(status.stdout.take().expect("standard output is piped"));

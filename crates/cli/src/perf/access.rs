@@ -1,6 +1,7 @@
 //! Repeated reads and writes of the same bytes, compared with bare copies of the same number of bytes.
 
-use halite::{Lh, ReadOp, WriteOp, blocking};
+use anyhow::Context;
+use halite::{Lh, Permissions, Placement, ReadOp, WriteOp, blocking};
 
 use super::baseline::Direction;
 use super::measure::sure;
@@ -36,8 +37,9 @@ fn together(args: &PerfArgs) -> usize {
     args.window.unwrap_or(1) as usize
 }
 
-/// State of a thread: its region, and the region's expected contents.
+/// State of a thread: its session, its region, and the region's expected contents.
 pub struct Access<const IS_WRITE: bool> {
+    session: blocking::Session,
     lh: Lh,
     name: String,
     bytes: Vec<u8>,
@@ -47,30 +49,39 @@ pub struct Access<const IS_WRITE: bool> {
 
 impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
-        let threads = bench.job.threads as u64;
+        let threads = bench.job.threads;
+        // Sessions of their own, so that the threads use several lanes.
+        let sessions = match threads {
+            1 => vec![bench.end.session.clone()],
+            _ => bench.end.sessions(threads)?,
+        };
         // The pid distinguishes measurements that run in one cluster at the same time.
         let name = |thread| format!("perf-{}-{thread}", std::process::id());
         // Only a server process looks regions up by name. Without names, they end with this process.
         let has_server = bench.server.is_some();
-        bench.make_regions(threads, bench.job.size_max(), |thread| has_server.then(|| name(thread)))?;
-        let share = |(thread, lh): (u64, &Lh)| {
+        let share = |(thread, session): (u64, blocking::Session)| {
+            let (name, there) = (name(thread), Placement::On(bench.end.peer));
+            let lh = session
+                .alloc(has_server.then_some(name.as_str()), bench.size, there, Permissions::all())
+                .context("cannot create the regions")?;
             let bytes = pattern(bench.size, thread as usize);
             // Before a write the region holds other bytes, so that a missing write is detected.
             let before = if IS_WRITE { inverse(&bytes) } else { bytes.clone() };
-            bench.end.session.write(*lh, 0, &before)?;
+            session.write(lh, 0, &before)?;
             let reads = if IS_WRITE { 0 } else { together(&bench.job.args) };
             let found = vec![vec![0; bytes.len()]; reads];
-            Ok(Access { lh: *lh, name: name(thread), bytes, found })
+            Ok(Access { session, lh, name, bytes, found })
         };
-        (0..).zip(&bench.regions).map(share).collect()
+        (0..).zip(sessions).map(share).collect()
     }
 
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
-        let (session, lh, bytes) = (&bench.end.session, self.lh, self.bytes.as_slice());
         let count = together(&bench.job.args);
         if count > 1 {
-            return self.together(session, count, timer);
+            return self.together(count, timer);
         }
+        let Access { session, lh, bytes, .. } = self;
+        let lh = *lh;
         let mut copier = bench.copier(if IS_WRITE { Direction::Write } else { Direction::Read })?;
         let bare = copier.as_mut().map(|copier| sure(|| copier.copy()));
         match self.found.first_mut() {
@@ -82,16 +93,17 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
     /// Compares the bytes of the last reads with the expected ones. Then the server process computes a checksum of its
     /// memory, or without such a process this function reads the region.
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
-        let Access { lh, name, bytes, found } = self;
-        let errors = found.iter().filter(|found| **found != bytes).count() as u64;
-        Ok(errors
-            + match &mut bench.server {
-                Some(server) => {
-                    let found = server.ask(&Request::Checksum { name, len: bench.size })?;
-                    u64::from(found != checksum(&bytes))
-                }
-                None => differs(&bench.end.session, lh, 0, &bytes)?,
-            })
+        let Access { session, lh, name, bytes, found } = self;
+        let mut errors = found.iter().filter(|found| **found != bytes).count() as u64;
+        errors += match &mut bench.server {
+            Some(server) => {
+                let found = server.ask(&Request::Checksum { name, len: bench.size })?;
+                u64::from(found != checksum(&bytes))
+            }
+            None => differs(&session, lh, 0, &bytes)?,
+        };
+        session.free(lh)?;
+        Ok(errors)
     }
 
     fn figures(bench: &Bench) -> Vec<(&'static str, f64)> {
@@ -104,13 +116,8 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
 
 impl<const IS_WRITE: bool> Access<IS_WRITE> {
     /// Starts up to `count` operations together.
-    fn together(
-        &mut self,
-        session: &blocking::Session,
-        count: usize,
-        timer: &Timer,
-    ) -> anyhow::Result<Measured> {
-        let lh = self.lh;
+    fn together(&mut self, count: usize, timer: &Timer) -> anyhow::Result<Measured> {
+        let (session, lh) = (&self.session, self.lh);
         let writes = vec![WriteOp { lh, offset: 0, from: &self.bytes }; count];
         let mut reads: Vec<_> = self.found.iter_mut().map(|into| ReadOp { lh, offset: 0, into }).collect();
         let mut most = 0;

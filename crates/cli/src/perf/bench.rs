@@ -15,9 +15,9 @@ use super::measure::{Measured, Timer, warm_up};
 use super::relay;
 use super::report::Row;
 use super::server::{CLIENT, Part, Request, Server};
-use crate::congestion;
 use crate::output;
 use crate::scratch::Scratch;
+use crate::transport;
 
 /// State of a measurement that all workloads share. Fields are dropped in the order of their declaration: this process
 /// leaves the cluster before the server stops.
@@ -55,7 +55,7 @@ impl Bench {
         pin(cores.of_client(0)).context("cannot pin the client to its core")?;
         let (node, arena_bytes) =
             server.as_ref().map_or((None, 0), |_| (Some(CLIENT), job.client_arena_bytes()));
-        let config = Config { dir: dir.clone(), node, arena_bytes, ..congestion::config() };
+        let config = Config { dir: dir.clone(), node, arena_bytes, ..transport::config() };
         let node = Node::embedded(config)
             .with_context(|| format!("cannot start the client in {}", dir.display()))?;
         let mut end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores)?;
@@ -94,17 +94,11 @@ impl Bench {
     }
 
     /// Creates the regions that all rows use: `count` regions of `bytes` bytes each, at the peer. Later calls have no
-    /// effect. Regions that the server opens need a name, which `name` returns.
-    pub fn make_regions(
-        &mut self,
-        count: u64,
-        bytes: u64,
-        name: impl Fn(u64) -> Option<String>,
-    ) -> anyhow::Result<()> {
+    /// effect.
+    pub fn make_regions(&mut self, count: u64, bytes: u64) -> anyhow::Result<()> {
         if self.regions.is_empty() {
             let there = || Placement::On(self.end.peer);
-            let make =
-                |number| self.end.session.alloc(name(number).as_deref(), bytes, there(), Permissions::all());
+            let make = |_| self.end.session.alloc(None, bytes, there(), Permissions::all());
             self.regions =
                 (0..count).map(make).collect::<Result<_, _>>().context("cannot create the regions")?;
         }

@@ -34,7 +34,7 @@ pub struct Bulk<const IS_COPY: bool> {
 
 impl<const IS_COPY: bool> Workload for Bulk<IS_COPY> {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
-        bench.make_regions(2 * bench.job.threads as u64, bench.job.size_max(), |_| None)?;
+        bench.make_regions(2 * bench.job.threads as u64, bench.job.size_max())?;
         let (session, size) = (&bench.end.session, bench.size);
         let share = |(thread, pair): (usize, &[Lh])| {
             let (to, from, mut errors) = (pair[0], pair[1], 0);

@@ -142,7 +142,7 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     }
     let target = Target::new(args.svg.as_deref(), None, args.force)?;
     let mut bench = Bench::open(dir, Job::new(args)?)?;
-    bench.make_regions(2, (long.bytes * long.outstanding()) as u64, |_| None)?;
+    bench.make_regions(2, (long.bytes * long.outstanding()) as u64)?;
     let pair = Pair::new(&bench, long)?;
     if policy == Policy::HwSep && qos.rate.is_none() {
         let measured = pair.run(&PHASES[0], Duration::from_secs(1))?;

@@ -75,7 +75,7 @@ pub struct Random<const IS_WRITE: bool> {
 impl<const IS_WRITE: bool> Workload for Random<IS_WRITE> {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
         let (count, region_bytes) = regions(&bench.job.args);
-        bench.make_regions(count, region_bytes, |_| None)?;
+        bench.make_regions(count, region_bytes)?;
         let words = bench.baseline(|| Words::new(count * region_bytes))?;
         let share = |thread| {
             let (payload, places) = (pattern(bench.size, 0), bench.iterations.min(PLACES_MAX));

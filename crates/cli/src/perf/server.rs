@@ -19,11 +19,11 @@ use super::end::End;
 use super::job::Job;
 use super::measure::process_cpu;
 use super::table;
-use crate::congestion;
 use crate::coworker::Coworker;
 use crate::output;
 use crate::signals;
 use crate::threads;
+use crate::transport;
 
 /// Number of the client's node.
 pub const CLIENT: NodeId = NodeId(1);
@@ -125,7 +125,7 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         arena_bytes: args.arena,
         providers: vec![args.fabric],
         attach: Some(AttachMode::Owner),
-        ..congestion::config()
+        ..transport::config()
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;
     output::print_json(&Reply::Ok(0))?;

@@ -34,7 +34,7 @@ pub struct Word<const IS_ADD: bool> {
 impl<const IS_ADD: bool> Workload for Word<IS_ADD> {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
         let bytes = bench.job.threads as u64 * LINE_BYTES;
-        bench.make_regions(1, bytes, |_| None)?;
+        bench.make_regions(1, bytes)?;
         let words = bench.baseline(|| Words::new(bytes))?;
         let added = Arc::new(AtomicU64::new(0));
         let share = |thread| {

@@ -34,7 +34,11 @@ fn a_stopped_node_does_not_hold_clients() {
     scratch.ok("up --nodes 2 --detach");
     let stopped = Process::open(scratch.pid(0));
     stopped.stop();
-    assert_eq!(Session::attach(scratch.cluster()).unwrap().node(), NodeId(1));
+    let session = Session::attach(scratch.cluster()).unwrap();
+    assert_eq!(session.node(), NodeId(1));
+    let shown = scratch.run("status --principals");
+    let told = String::from_utf8(shown.stderr).unwrap();
+    assert!(told.contains("node 0 ") && told.contains("shows no principals"), "{told}");
     stopped.resume();
 }
 

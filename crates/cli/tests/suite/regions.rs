@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use halite::blocking::Session;
-use halite::{AttachMode, Config, Fence, Node, NodeId, Permissions};
+use halite::{AttachMode, Config, Fence, Node, NodeId, Permissions, Placement};
 use rustix::fs::{FileType, Mode};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
@@ -203,6 +203,23 @@ fn permissions_are_granted_and_taken_back() {
     let session = node.blocking_session();
     assert!(session.map("region", Permissions::READ).is_ok());
     assert!(session.map("region", Permissions::WRITE).is_err());
+}
+
+/// A table hides blanks at the end of a cell.
+#[test]
+fn names_of_blanks_are_visible() {
+    let scratch = Scratch::new("blanks");
+    let _up = scratch.up(1);
+    let session = Session::attach(scratch.cluster()).unwrap();
+    let names = [" ", "a b", "' '"];
+    for name in names {
+        session.alloc(Some(name), 8, Placement::Local, Permissions::empty()).unwrap();
+    }
+    let listed = scratch.ok("ls");
+    for shown in ["\n' '  ", "\na b  ", "\n''\\'' '\\'''  "] {
+        assert!(listed.contains(shown), "{shown:?}: {listed}");
+    }
+    assert_eq!(self::names(&scratch), [" ", "' '", "a b"]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::support;
 
+use halite::{NodeId, Permissions, Placement, blocking::Session};
 use rustix::process::Signal;
 use support::{Running, Scratch, bytes};
 
@@ -64,6 +65,44 @@ fn files_go_over_udp_without_state_at_the_responder() {
     }
     others.iter_mut().for_each(|node| node.signal(Signal::INT));
     assert!(others.iter_mut().all(|node| node.wait().success()));
+}
+
+/// Between two nodes there are as many queue pairs as the smaller `--lanes` of both, whether one session uses them or 50
+/// do.
+#[test]
+fn all_sessions_share_the_queue_pairs_between_two_nodes() {
+    for (lanes, other, with_equal, with_other) in
+        [(1, 4, "one queue pair", "2 queue pairs"), (4, 3, "4 queue pairs", "3 queue pairs")]
+    {
+        let scratch = Scratch::new("udp-lanes");
+        let _up = up(&scratch, &format!("--lanes {lanes}"));
+        let mut node = Running::start(&scratch, &format!("node --id 7 --arena 64M --lanes {other}"));
+        assert!(node.line().contains("node 7 ready"));
+        let queue_pairs = |node: u32| {
+            let explained = scratch.ok(&format!("explain {node}"));
+            let (before, _) = explained.split_once(", which all sessions share").unwrap();
+            before.rsplit("; ").next().unwrap().to_owned()
+        };
+        let expected = [with_equal, with_other].map(str::to_owned);
+        assert_eq!([queue_pairs(1), queue_pairs(7)], expected);
+        let sessions: Vec<_> = (0..50)
+            .map(|number: u64| {
+                let session = Session::attach_to(scratch.cluster(), NodeId(0)).unwrap();
+                let there = Placement::On(NodeId([1, 7][number as usize % 2]));
+                let lh = session.alloc(None, 8, there, Permissions::all()).unwrap();
+                session.write(lh, 0, &number.to_le_bytes()).unwrap();
+                (session, lh, number)
+            })
+            .collect();
+        assert_eq!([queue_pairs(1), queue_pairs(7)], expected);
+        for (session, lh, number) in sessions {
+            let mut bytes = [0; 8];
+            session.read(lh, 0, &mut bytes).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), number);
+        }
+        node.signal(Signal::INT);
+        assert!(node.wait().success());
+    }
 }
 
 #[test]

@@ -31,9 +31,12 @@ const OPERATIONS_MAX: usize = 8192;
 /// Maximum total length of a client's requests in progress and unsent replies, in bytes. Beyond it, the node stops
 /// reading the client's socket. It is twice the longest message, so that a long reply does not stop the next request.
 const BYTES_MAX: usize = 2 * wire::BODY_BYTES_MAX;
+/// Memory of the node for an operation in progress, beside its request: its future, and its places in tables.
+const OPERATION_BYTES: usize = 4608;
 /// Memory in bytes, and operations in progress, that each session may use even if other sessions of its principal have
-/// used up the quotas, so that a client can always release resources. The memory holds a slice and its request.
-pub(super) const SHARE_BYTES: usize = 2 * wire::SLICE_BYTES;
+/// used up the quotas, so that a client can always release resources. The memory holds a slice and its request, and
+/// these operations.
+pub(super) const SHARE_BYTES: usize = 2 * wire::SLICE_BYTES + SHARE_OPERATIONS * OPERATION_BYTES;
 const SHARE_OPERATIONS: usize = 16;
 /// Maximum number of bytes that a client gets in one turn, so that clients take turns.
 const SENT_MAX: usize = 4 * wire::SLICE_BYTES;
@@ -154,9 +157,10 @@ impl Connection {
         std::mem::take(&mut self.counts)
     }
 
-    /// Returns the memory in bytes that the client's messages use in this node.
+    /// Returns the memory in bytes that the client's messages and operations use in this node.
     fn memory(&self) -> usize {
-        self.requested + self.unsent + self.input.len().max(self.announced)
+        let messages = self.requested + self.unsent + self.input.len().max(self.announced);
+        messages + self.operations.len() * OPERATION_BYTES
     }
 
     /// Updates the memory of this session in the principal's account.
@@ -174,8 +178,8 @@ impl Connection {
         if self.operations.len() >= SHARE_OPERATIONS {
             account.admit(Quota::Operations, 1)?;
         }
-        if self.memory() + len > SHARE_BYTES {
-            account.admit(Quota::Memory, len as u64)?;
+        if self.memory() + OPERATION_BYTES + len > SHARE_BYTES {
+            account.admit(Quota::Memory, (OPERATION_BYTES + len) as u64)?;
         }
         Ok(())
     }

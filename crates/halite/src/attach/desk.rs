@@ -12,11 +12,14 @@ use super::buffers::Buffers;
 use super::connection::SHARE_BYTES;
 use crate::metrics::Account;
 use crate::session::calls::{Call, Mailbox, Sender, Server};
-use crate::session::watch::Watch;
+use crate::session::watch::{NOTIFICATIONS_MAX, Watch};
 use crate::session::{Embedded, Kind, Session};
 
 /// Maximum number of objects of a client: watches, servers, ports, senders, and calls that are not answered.
 const OBJECTS_MAX: usize = 65_536;
+
+/// Memory that the unread notifications of a watch may use, in bytes.
+pub(super) const WATCH_BYTES: u64 = NOTIFICATIONS_MAX as u64 * 256;
 
 pub(super) struct Desk {
     session: Session,
@@ -31,6 +34,8 @@ pub(super) struct Desk {
     counted: Cell<u64>,
     /// Number of functions and ports of this session.
     services: Cell<u64>,
+    /// Number of watches of this session.
+    watches: Cell<u64>,
     objects: RefCell<BTreeMap<u64, Object>>,
     next: Cell<u64>,
 }
@@ -55,21 +60,22 @@ impl Object {
 impl Desk {
     pub(super) fn new(session: Embedded, is_owner: bool, account: Arc<Account>, buffers: Buffers) -> Desk {
         let (objects, next) = (RefCell::default(), Cell::new(0));
-        let (counted, services) = (Cell::new(0), Cell::new(0));
+        let (counted, services, watches) = (Cell::new(0), Cell::new(0), Cell::new(0));
         account.change(Quota::Sessions, 0, 1);
         let low = Embedded { priority: Priority::Low, ..session.clone() }.into();
-        Desk { session: session.into(), low, is_owner, account, buffers, counted, services, objects, next }
+        let session = session.into();
+        Desk { session, low, is_owner, account, buffers, counted, services, watches, objects, next }
     }
 
     /// Reserves room in a quota for the object that a request creates, until the request ends.
-    pub(super) fn reserve(&self, quota: Quota) -> Result<Reserved<'_>, QuotaExceeded> {
-        if quota == Quota::Objects && self.account.admit(quota, 1).is_err() {
+    pub(super) fn reserve(&self, quota: Quota, amount: u64) -> Result<Reserved<'_>, QuotaExceeded> {
+        if quota == Quota::Objects && self.account.admit(quota, amount).is_err() {
             // Handles also end with their regions.
             self.recount();
         }
-        self.account.admit(quota, 1)?;
-        self.account.change(quota, 0, 1);
-        Ok(Reserved { desk: self, quota })
+        self.account.admit(quota, amount)?;
+        self.account.change(quota, 0, amount);
+        Ok(Reserved { desk: self, quota, amount })
     }
 
     /// Checks that the principal's quotas allow this node to keep an answer of `len` bytes until the client receives
@@ -116,6 +122,9 @@ impl Desk {
         if object.is_service() {
             self.services.set(self.services.get() + 1);
             self.account.change(Quota::Services, 0, 1);
+        } else if matches!(object, Object::Watch(_)) {
+            self.watches.set(self.watches.get() + 1);
+            self.account.change(Quota::Memory, 0, WATCH_BYTES);
         }
         objects.insert(id, object);
         Some(id)
@@ -128,6 +137,9 @@ impl Desk {
         if ended.as_ref().is_some_and(Object::is_service) {
             self.services.set(self.services.get() - 1);
             self.account.change(Quota::Services, 1, 0);
+        } else if matches!(ended, Some(Object::Watch(_))) {
+            self.watches.set(self.watches.get() - 1);
+            self.account.change(Quota::Memory, WATCH_BYTES, 0);
         }
         drop(ended);
     }
@@ -219,11 +231,12 @@ impl Drop for Borrowed {
 pub(super) struct Reserved<'d> {
     desk: &'d Desk,
     quota: Quota,
+    amount: u64,
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.desk.account.change(self.quota, 1, 0);
+        self.desk.account.change(self.quota, self.amount, 0);
         if self.quota == Quota::Objects {
             self.desk.recount();
         }
@@ -235,5 +248,6 @@ impl Drop for Desk {
         self.account.change(Quota::Sessions, 1, 0);
         self.account.change(Quota::Objects, self.counted.get(), 0);
         self.account.change(Quota::Services, self.services.get(), 0);
+        self.account.change(Quota::Memory, self.watches.get() * WATCH_BYTES, 0);
     }
 }

@@ -9,7 +9,7 @@ use halite_tier::qos::Priority;
 use halite_tier::quota::{Quota, QuotaExceeded};
 use serde::Serialize;
 
-use super::desk::{Desk, Object};
+use super::desk::{Desk, Object, WATCH_BYTES};
 use crate::error::{
     AccessError, BatchError, CallCause, CallError, NamedCallCause, NamedCallError, RegionCause, RegionError,
     ReplyError, ServeError,
@@ -100,8 +100,8 @@ async fn carry_out_counted(
         let (asked, max) = (callers.len() as u64, CALLERS_MAX as u64);
         return Some(wire::refused(id, QuotaExceeded { quota: Quota::Objects, asked, max }));
     }
-    for quota in quotas_of(&request) {
-        match desk.reserve(*quota) {
+    for (quota, amount) in quotas_of(&request) {
+        match desk.reserve(*quota, *amount) {
             Ok(place) => places.push(place),
             Err(exceeded) => return Some(wire::refused(id, exceeded)),
         }
@@ -114,22 +114,22 @@ async fn carry_out_counted(
     reply
 }
 
-/// Returns the quotas that must have room for the objects that a request creates.
-fn quotas_of(request: &Request<'_>) -> &'static [Quota] {
+/// Returns the quotas that must have room for the objects that a request creates, and how much room.
+fn quotas_of(request: &Request<'_>) -> &'static [(Quota, u64)] {
     match request {
         Request::Serve { .. } | Request::ServeNamed { .. } | Request::OpenPort { .. } => {
-            &[Quota::Objects, Quota::Services]
+            &[(Quota::Objects, 1), (Quota::Services, 1)]
         }
         Request::Alloc { .. }
         | Request::Map { .. }
         | Request::Lock { .. }
         | Request::CreateLock { .. }
         | Request::Barrier { .. }
-        | Request::Watch(_)
         | Request::OpenSender { .. }
         | Request::RecvCalls { .. }
-        | Request::TryRecvCall(_) => &[Quota::Objects],
-        Request::WaitWord { .. } => &[Quota::Waits],
+        | Request::TryRecvCall(_) => &[(Quota::Objects, 1)],
+        Request::Watch(_) => &[(Quota::Objects, 1), (Quota::Memory, WATCH_BYTES)],
+        Request::WaitWord { .. } => &[(Quota::Waits, 1)],
         _ => &[],
     }
 }

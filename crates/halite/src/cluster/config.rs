@@ -58,6 +58,10 @@ pub struct Config {
     pub congestion: Congestion,
     /// The ends that keep state for requests between this node and its peers. Used only with [`Provider::Roce`].
     pub responder: ResponderMode,
+    /// Number of lanes to each peer, from 1 to 4: queue pairs that all sessions of two nodes share. Calls and messages
+    /// have the first, and each session uses one of the others for its accesses to regions; with 1, calls wait behind
+    /// accesses. Two nodes use the smaller of their numbers. Used only with [`Provider::Roce`].
+    pub lanes: usize,
     /// Number of threads that receive and answer packets, at most 64; with 0, the polling thread receives and answers.
     /// Used only with [`Provider::Roce`].
     pub receivers: usize,
@@ -186,6 +190,7 @@ impl Default for Config {
             pcap: None,
             congestion: Congestion::Grant,
             responder: ResponderMode::Stateful,
+            lanes: 2,
             receivers: 0,
             hosts: None,
             found: false,

@@ -142,6 +142,7 @@ fn roce_config(config: &Config, name: String, hosts: Option<&HostSettings>) -> R
         congestion: config.congestion,
         receivers: config.receivers,
         responder: config.responder,
+        lanes: config.lanes,
         ..RoceConfig::new(&config.dir, name)
     }
 }

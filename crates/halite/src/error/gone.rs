@@ -22,9 +22,10 @@ pub enum AttachError {
         /// The cluster directory.
         dir: PathBuf,
     },
-    /// The nodes in the cluster directory accept no sessions of this user.
+    /// The cluster directory does not admit this user. Either no node runs there, or nodes that accept no sessions of this
+    /// user.
     #[error(
-        "cannot attach: {} does not admit this user; the user who runs the node can start it with `--attach-mode 0666`",
+        "cannot attach: {} does not admit this user: no node runs there, or it accepts only its own user; its owner can start one with `--attach-mode 0666`",
         path.display()
     )]
     NotAdmitted {

@@ -750,9 +750,11 @@ impl fmt::Display for PeerCapabilities {
             Atomics::Adapter => "atomics by the peer's adapter alone, so sessions' atomics travel as calls",
         };
         let sends = self.send_bytes_max;
-        let lanes = match self.lanes {
-            1 => "one lane".to_owned(),
-            lanes => format!("{lanes} lanes"),
+        let lanes = match (self.lanes, self.provider == "roce") {
+            (1, true) => "one queue pair, which all sessions share".to_owned(),
+            (lanes, true) => format!("{lanes} queue pairs, which all sessions share"),
+            (1, false) => "one lane".to_owned(),
+            (lanes, false) => format!("{lanes} lanes"),
         };
         write!(f, "provider {}: {reach}; {atomics}; {lanes}; ", self.provider)?;
         write!(f, "sends of up to {sends} bytes; ")?;

@@ -100,10 +100,14 @@ fn the_sessions_of_a_user_share_quotas() {
     // Handles and objects of both sessions.
     let mapped = other.map("word", Permissions::READ).unwrap();
     let watch = other.watch(mapped).unwrap();
+    // A watch reserves room for its unread notifications.
+    let has_watch = || used(Quota::Memory) >= 256 * 256;
+    assert!(has_watch());
     let server = session.serve(Function(7), ServeOptions::default()).unwrap();
     let refused = session.map("word", Permissions::READ).unwrap_err().cause;
     assert_eq!(refused, RegionCause::Quota(exceeded(Quota::Objects, 1)));
     drop(watch);
+    until(|| (!has_watch()).then_some(()));
     let refused = other.serve(Function(8), ServeOptions::default()).unwrap_err().cause;
     assert_eq!(refused, ServeCause::Quota(exceeded(Quota::Services, 1)));
 
@@ -116,7 +120,7 @@ fn the_sessions_of_a_user_share_quotas() {
     });
     let third = other.wait_until(mapped, 0, |word| word != 0).unwrap_err().cause;
     assert_eq!(third, AccessCause::Quota(exceeded(Quota::Waits, 1)));
-    let input = vec![0; 300 << 10];
+    let input = vec![0; 270 << 10];
     let call = |input: &[u8]| session.post_call(HERE, SLOW, input, 8, LONG).unwrap();
     let long: Vec<_> = (0..3).map(|_| call(&input)).collect();
     let fourth = session.call(HERE, SLOW, &input, LONG).unwrap_err();
@@ -125,6 +129,9 @@ fn the_sessions_of_a_user_share_quotas() {
     let short: Vec<_> = (0..35).map(|_| call(b"")).collect();
     let last = session.call(HERE, SLOW, b"", LONG).unwrap_err().cause;
     assert_eq!(last, CallCause::Quota(exceeded(Quota::Operations, 1)));
+    // Each operation takes memory of the node, also without an input.
+    let (inputs, operations) = (3 * input.len() as u64, 40 * 4608);
+    assert!(used(Quota::Memory) >= inputs + operations, "{}", used(Quota::Memory));
     // A session may always do a few operations, and free what it holds.
     assert_eq!(other.len(mapped).unwrap(), 8);
     session.unmap(salt).unwrap();
@@ -158,7 +165,7 @@ fn the_sessions_of_a_user_share_quotas() {
 fn quotas_hold_for_requests_through_shared_memory() {
     let dir = Dir::new();
     let ring = 2 << 20;
-    let quotas = Amounts::UNLIMITED.with(Quota::Memory, ring + (256 << 10)).with(Quota::Operations, 20);
+    let quotas = Amounts::UNLIMITED.with(Quota::Memory, ring + (320 << 10)).with(Quota::Operations, 17);
     let Some(node) = open(&dir, quotas) else { return };
     let own = node.blocking_session();
     let _slow = own.serve(SLOW, ServeOptions::default()).unwrap();
@@ -173,8 +180,8 @@ fn quotas_hold_for_requests_through_shared_memory() {
     let long: Vec<_> = (0..4).map(|_| call(&input)).collect();
     let fifth = refused(&input);
     assert!(matches!(fifth, CallCause::Quota(QuotaExceeded { quota: Quota::Memory, .. })), "{fifth:?}");
-    let short: Vec<_> = (0..16).map(|_| call(b"")).collect();
-    let max = QuotaExceeded { quota: Quota::Operations, asked: 1, max: 20 };
+    let short: Vec<_> = (0..13).map(|_| call(b"")).collect();
+    let max = QuotaExceeded { quota: Quota::Operations, asked: 1, max: 17 };
     assert_eq!(refused(b""), CallCause::Quota(max));
     drop((long, short));
 }

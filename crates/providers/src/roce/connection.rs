@@ -1,8 +1,8 @@
-//! A connection: two queue pairs to one peer, one for each lane. In a stateless connection ([`super::stateless`]), these
+//! A connection: queue pairs to one peer, one for each lane. In a stateless connection ([`super::stateless`]), these
 //! only probe the path.
 //!
 //! A thread queues an event of a peer while it holds the lock of the lane that caused the event. A thread queues the
-//! disconnected event while it holds the locks of both lanes, so this event comes last.
+//! disconnected event while it holds the locks of all lanes, so this event comes last.
 
 mod stateless;
 
@@ -48,8 +48,10 @@ pub(super) struct Connection {
     pub(super) mtu: Mtu,
     /// True if both ends use selective repeat, negotiated with the peer.
     pub(super) selective: bool,
-    qpns: [Qpn; LANES],
-    pub(super) their_qpns: [Qpn; LANES],
+    /// Queue pair numbers of the lanes, and then those that the offer reserved for more lanes.
+    qpns: Vec<Qpn>,
+    /// Queue pair numbers of the peer's lanes.
+    pub(super) their_qpns: Vec<Qpn>,
     /// The estimate of the responder's clock that stateless lanes share; `None` if the lanes are stateful.
     clock: Option<Mutex<ServerClock>>,
     /// The reason why the lanes are stateless or not.
@@ -60,7 +62,7 @@ pub(super) struct Connection {
     salt: u32,
     /// Salt of the peer's keys in local packets.
     their_salt: u32,
-    lanes: [Mutex<Lane>; LANES],
+    lanes: Box<[Mutex<Lane>]>,
     /// Data of the connected event, until both ends are ready: the peer's hello, and the dialled address.
     greeting: Mutex<Option<(Vec<u8>, Option<String>)>>,
     /// True once both ends are ready and the connected event is queued.
@@ -176,8 +178,9 @@ impl Connection {
         now_ns: u64,
     ) -> Connection {
         let (is_stateless, responder_reason) = agree(ours, theirs);
+        let lane_count = if is_stateless { LANES } else { ours.lanes_with(theirs) };
         let lane = |index: usize| {
-            let (own, their) = (ours.lanes[index], theirs.lanes[index]);
+            let (own, their) = (ours.lane(index), theirs.lane(index));
             let mut qp = QueuePair::new(config.clone(), own.qpn, own.psn);
             qp.ready_to_receive(their.qpn, their.psn);
             qp.ready_to_send();
@@ -207,15 +210,15 @@ impl Connection {
             port_use,
             mtu: config.mtu,
             selective: config.selective,
-            qpns: ours.lanes.map(|lane| lane.qpn),
-            their_qpns: theirs.lanes.map(|lane| lane.qpn),
+            qpns: ours.qpns(),
+            their_qpns: (0..lane_count).map(|index| theirs.lane(index).qpn).collect(),
             clock: is_stateless.then(Mutex::default),
             responder_reason,
             outwards: Flow::new(ours.address, theirs.address),
             inwards: Flow::new(theirs.address, ours.address),
             salt: ours.salt,
             their_salt: theirs.salt,
-            lanes: std::array::from_fn(lane),
+            lanes: (0..lane_count).map(lane).collect(),
             greeting: Mutex::new(None),
             is_up: AtomicBool::new(false),
             is_leaving: AtomicBool::new(false),
@@ -234,8 +237,13 @@ impl Connection {
         }
     }
 
-    pub(super) fn qpns(&self) -> [Qpn; LANES] {
-        self.qpns
+    /// Returns the queue pair numbers of the lanes, followed by others that the offer reserved.
+    pub(super) fn qpns(&self) -> &[Qpn] {
+        &self.qpns
+    }
+
+    pub(super) fn lane_count(&self) -> usize {
+        self.lanes.len()
     }
 
     pub(super) fn is_stateless(&self) -> bool {
@@ -249,6 +257,11 @@ impl Connection {
 
     pub(super) fn lane(&self, index: usize) -> MutexGuard<'_, Lane> {
         lock(&self.lanes[index])
+    }
+
+    /// Locks one lane after the other.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = MutexGuard<'_, Lane>> {
+        self.lanes.iter().map(lock)
     }
 
     /// Verifies a packet. Returns the packet without its ICRC, if the ICRC is valid and the packet comes from the
@@ -337,11 +350,10 @@ impl Connection {
         self.awaits_answer.load(Relaxed) && !self.is_up()
     }
 
-    /// Returns the path MTU if both lanes have finished path MTU discovery; otherwise `None`.
+    /// Returns the path MTU if all lanes have finished path MTU discovery; otherwise `None`.
     pub(super) fn found_path(&self) -> Option<Mtu> {
         let mut found = None;
-        for lane in &self.lanes {
-            let lane = lock(lane);
+        for lane in self.lanes() {
             if !lane.qp.knows_path() {
                 return None;
             }
@@ -360,17 +372,16 @@ impl Connection {
         self.is_leaving.load(Acquire)
     }
 
-    /// Returns true if no posted request is outstanding on either lane.
+    /// Returns true if no posted request is outstanding on any lane.
     pub(super) fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|lane| lock(lane).outstanding() == 0)
+        self.lanes().all(|lane| lane.outstanding() == 0)
     }
 
     /// Returns the packets that the peer still needs to execute all posted requests. Returns `None` if the packets of a
     /// lane exceed `bytes_max` bytes, or if a request needs a completion; see [`QueuePair::rest`].
     pub(super) fn rest(&self, registered: &Registered, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
         let mut packets = Vec::new();
-        for lane in &self.lanes {
-            let lane = lock(lane);
+        for lane in self.lanes() {
             let waits = lane.stateless.as_ref().is_some_and(|stateless| stateless.outstanding() > 0);
             if lane.backlog.len() > 0 || waits {
                 return None;
@@ -397,14 +408,16 @@ impl Connection {
 
     /// Handles the packets of the peer's last message, unless the connection has ended.
     pub(super) fn handle_last_packets(&self, context: LaneContext<'_>, events: &Events) {
-        let mut lanes = self.lanes.each_ref().map(lock);
+        let mut lanes: Vec<_> = self.lanes().collect();
         if self.has_ended.load(Relaxed) {
             return;
         }
         let mut outcome = Outcome::default();
         for packet in std::mem::take(&mut *lock(&self.last)) {
             let Ok(packet) = Packet::parse(&packet) else { continue };
-            let Some(index) = self.qpns.iter().position(|qpn| *qpn == packet.dest_qp) else { continue };
+            // Reserved numbers have no lane.
+            let mut qpns = self.qpns.iter().take(lanes.len());
+            let Some(index) = qpns.position(|qpn| *qpn == packet.dest_qp) else { continue };
             lanes[index].handle_packet(self, context, context.now_ns, &packet);
             lanes[index].drain(self, events, &mut outcome);
         }
@@ -414,7 +427,7 @@ impl Connection {
     /// memory. Queues the last events; the disconnected event is the last one of the peer. `exited` is true if the peer's
     /// process has exited.
     pub(super) fn end(&self, exited: bool, events: &Events) -> bool {
-        let mut lanes = self.lanes.each_ref().map(lock);
+        let mut lanes: Vec<_> = self.lanes().collect();
         let was_up = {
             // The lock orders this with `bring_up`, which does nothing after the end.
             let _greeting = lock(&self.greeting);

@@ -19,8 +19,7 @@ use super::connection::Connection;
 use super::greeting::{LaneOffer, Message, Offer};
 use super::line::{Line, LineEvent};
 use super::ports::PortUse;
-use super::stateless::ResponderMode;
-use super::{Hosts, LANES, Mtu};
+use super::{Hosts, LANES, Mtu, RoceConfig};
 use crate::meeting::Listener;
 use crate::refusals::Refusals;
 
@@ -292,14 +291,14 @@ impl Control {
 
     fn ended(&mut self, link: Link) -> Option<Attempt> {
         let (qpns, dialled) = match link.handshake {
-            Handshake::Dialled { attempt, offer, .. } => (offer.lanes.map(|lane| lane.qpn), Some(attempt)),
+            Handshake::Dialled { attempt, offer, .. } => (offer.qpns(), Some(attempt)),
             Handshake::Accepted { .. } => return None,
             Handshake::Agreed { connection, attempt, .. } => {
                 self.failed.push(connection);
                 return attempt;
             }
             Handshake::Connected(connection) | Handshake::HungUp { connection, .. } => {
-                (connection.qpns(), None)
+                (connection.qpns().to_vec(), None)
             }
         };
         self.release_qpns(&qpns);
@@ -386,27 +385,26 @@ impl Control {
     }
 
     /// Creates an offer with random queue pair numbers, packet numbers and salt.
-    pub(super) fn offer(
-        &mut self,
-        address: SocketAddr,
-        mtu: Mtu,
-        selective: bool,
-        responder: ResponderMode,
-    ) -> io::Result<Offer> {
-        let lane = LaneOffer { qpn: Qpn::new(0), psn: Psn::new(0) };
-        let (salt, lanes, tells_waits) = (random()?, [lane; LANES], selective);
-        let mut offer = Offer { address, mtu, salt, lanes, selective, tells_waits, responder };
-        for lane in &mut offer.lanes {
-            *lane = LaneOffer { qpn: self.new_qpn()?, psn: Psn::new(random()?) };
+    pub(super) fn offer(&mut self, address: SocketAddr, mtu: Mtu, config: &RoceConfig) -> io::Result<Offer> {
+        let (selective, responder) = (config.selective, config.responder);
+        let (lanes_max, tells_waits, salt) = (config.lanes as u8, selective, random()?);
+        // The last lane of the offer is followed by the lanes beyond it.
+        let numbers = [self.new_qpns(1)?, self.new_qpns(1 + config.lanes.saturating_sub(LANES) as u32)?];
+        let mut lanes = numbers.map(|qpn| LaneOffer { qpn, psn: Psn::new(0) });
+        for lane in &mut lanes {
+            lane.psn = Psn::new(random()?);
         }
-        Ok(offer)
+        Ok(Offer { address, mtu, salt, lanes, lanes_max, selective, tells_waits, responder })
     }
 
-    /// Returns an unused number; the first two and the last are reserved in verbs.
-    fn new_qpn(&mut self) -> io::Result<Qpn> {
+    /// Reserves `count` unused numbers in sequence, and returns the first. The first two and the last of all numbers are
+    /// reserved in verbs.
+    fn new_qpns(&mut self, count: u32) -> io::Result<Qpn> {
         loop {
             let qpn = Qpn::new(random()?);
-            if (2..0xff_ffff).contains(&qpn.value()) && self.qpns.insert(qpn.value()) {
+            let mut all = qpn.value()..qpn.value() + count;
+            if all.start >= 2 && all.end <= 0xff_ffff && !all.clone().any(|qpn| self.qpns.contains(&qpn)) {
+                self.qpns.extend(&mut all);
                 return Ok(qpn);
             }
         }
@@ -414,7 +412,7 @@ impl Control {
 
     /// Releases the queue pair numbers of an offer that led to no connection.
     pub(super) fn withdraw(&mut self, offer: &Offer) {
-        self.release_qpns(&offer.lanes.map(|lane| lane.qpn));
+        self.release_qpns(&offer.qpns());
     }
 
     /// Returns the tokens of the links with input. Also returns true if a listener has a pending connection.

@@ -48,7 +48,7 @@ use super::ports::Ports;
 use super::receivers::Receiver;
 use super::sharing::Sharing;
 use super::stamps::Clock;
-use super::{Dropped, LANES, POISONED, RoceConfig, lock, read};
+use super::{Dropped, POISONED, RoceConfig, lock, read};
 
 /// Interval at which a busy poller checks for control messages, in ns.
 const CONTROL_NS: u64 = 2_000_000;
@@ -225,7 +225,7 @@ impl Core {
     ) -> Result<(), (usize, PostCause)> {
         let connection = self.peer(peer).ok_or((0, PostCause::NotConnected))?;
         let flow = lane.flow;
-        let mut lane = connection.lane(lane.order_among(LANES));
+        let mut lane = connection.lane(lane.order_among(connection.lane_count()));
         let refused = requests.iter().enumerate().find_map(|(posted, request)| {
             Some((posted, lane.post(&connection, &self.registered, flow, request).err()?))
         });
@@ -494,9 +494,8 @@ impl Core {
             let mut broken = None;
             let begins_path = connection.begins_path();
             let round_trip_ns = connection.take_round_trip_ns(now_ns);
-            for index in 0..LANES {
+            for mut lane in connection.lanes() {
                 let mut outcome = Outcome::default();
-                let mut lane = connection.lane(index);
                 if let Some(ns) = round_trip_ns {
                     lane.expect_round_trip(&connection, ns);
                 }

@@ -95,7 +95,7 @@ impl Core {
         let mtu = host.map_or(self.config.mtu, |host| self.mtu_to(host.ip()));
         let port_use = self.port_use();
         let own = port_use.port().at(self.ports.address_as(line.own_address()));
-        let offer = control.offer(own, mtu, self.config.selective, self.config.responder)?;
+        let offer = control.offer(own, mtu, &self.config)?;
         let dialled = line.send(&Message::Dial { offer, hello: attempt.hello.clone() });
         // A host that has hung up before gets no additional time.
         let deadline_ns = match attempt.hang_ups {

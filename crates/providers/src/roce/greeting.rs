@@ -10,8 +10,12 @@
 //!   0 "roce" | 4 version u8 | 5 kind u8 | then, in Dial and Accept:
 //!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 per lane: qpn u32, psn u32
 //!   46 extensions u8 | 47 grants, if their bit is set | hello
+//!   extensions: bits 0 to 4 below; bits 5 and 6: lanes to which the end is set: 0: 2, 1: 1, 2: 3, 3: 4
 //!   grants, also in Ready: per lane: epoch u32, effect life in ns u64, key, 32 bytes
 //! ```
+//!
+//! Lanes 2 and 3 have the queue pair numbers that follow the one of lane 1, and its first packet number: an end that
+//! dials does not know whether the other end can decode more lanes.
 //!
 //! With grants, the lanes are stateless ([`super::stateless`]): the receiving end accesses the memory of the sending
 //! end with these keys. The dialling end sends its grants in Ready if it got some.
@@ -42,6 +46,10 @@ const TAKES_STATELESS: u8 = 4;
 const ASKS_STATELESS: u8 = 8;
 /// Bit of the extensions in Accept: grants follow the offer.
 const HAS_GRANTS: u8 = 16;
+/// Position of the two bits with the number of lanes, and the number for each of their values. Earlier releases leave
+/// the bits 0 and have two lanes.
+const LANES_SHIFT: u32 = 5;
+const LANES_CODES: [u8; 4] = [2, 1, 3, 4];
 /// Length of one lane's grant in bytes, and of all grants.
 const GRANT_BYTES: usize = 4 + 8 + 32;
 const GRANTS_BYTES: usize = LANES * GRANT_BYTES;
@@ -61,6 +69,8 @@ pub(super) struct Offer {
     /// Salt of the offering end's keys: an rkey in a packet of the other end is the key XORed with this salt.
     pub(super) salt: u32,
     pub(super) lanes: [LaneOffer; LANES],
+    /// Number of lanes to which the offering end is set.
+    pub(super) lanes_max: u8,
     /// True if the offering end supports selective repeat.
     pub(super) selective: bool,
     /// True if the responses of the offering end report the time that a request waited at that end.
@@ -245,6 +255,27 @@ impl Offer {
         self.address.is_ipv4() == other.address.is_ipv4()
     }
 
+    /// Returns the number of lanes between two ends: the smaller of their settings. One lane needs both ends, because an
+    /// end that offers two may be of an earlier release, which always has two.
+    // [ROCE-LANES-1]
+    pub(super) fn lanes_with(&self, other: &Offer) -> usize {
+        let fewest = self.lanes_max.min(other.lanes_max);
+        usize::from(if self.lanes_max.max(other.lanes_max) == 1 { 1 } else { fewest.max(2) })
+    }
+
+    /// Returns the queue pair of a lane, of which the offer holds only the first ones.
+    pub(super) fn lane(&self, index: usize) -> LaneOffer {
+        self.lanes.get(index).copied().unwrap_or_else(|| {
+            let last = self.lanes[LANES - 1];
+            LaneOffer { qpn: Qpn::new(last.qpn.value() + (index + 1 - LANES) as u32), psn: last.psn }
+        })
+    }
+
+    /// Returns the queue pair numbers that the offering end reserves.
+    pub(super) fn qpns(&self) -> Vec<Qpn> {
+        (0..usize::from(self.lanes_max).max(LANES)).map(|index| self.lane(index).qpn).collect()
+    }
+
     fn encode(&self, has_grants: bool, bytes: &mut Vec<u8>) {
         let (family, address) = match self.address.ip() {
             IpAddr::V4(address) => (4, address.to_ipv6_mapped().octets()),
@@ -265,7 +296,9 @@ impl Offer {
             ResponderMode::Stateless => TAKES_STATELESS | ASKS_STATELESS,
         };
         let common = bit(self.selective, SELECTIVE) | bit(self.tells_waits, TELLS_WAITS);
-        bytes.push(common | responder | bit(has_grants, HAS_GRANTS));
+        let lanes =
+            LANES_CODES.iter().position(|lanes| *lanes == self.lanes_max).expect("1 to LANES_MAX lanes");
+        bytes.push(common | responder | bit(has_grants, HAS_GRANTS) | (lanes as u8) << LANES_SHIFT);
     }
 
     fn decode(bytes: &[u8; OFFER_BYTES]) -> Result<Offer, BadMessage> {
@@ -294,7 +327,8 @@ impl Offer {
             (true, true) => ResponderMode::Stateless,
         };
         let (address, salt) = (SocketAddr::new(ip, port), u32_at(20));
-        Ok(Offer { address, mtu, salt, lanes, selective, tells_waits, responder })
+        let lanes_max = LANES_CODES[usize::from(bytes[EXTENSIONS_AT] >> LANES_SHIFT & 3)];
+        Ok(Offer { address, mtu, salt, lanes, lanes_max, selective, tells_waits, responder })
     }
 }
 
@@ -318,10 +352,24 @@ mod tests {
 
     fn offer(address: &str) -> Offer {
         let lane = |number| LaneOffer { qpn: Qpn::new(number), psn: Psn::new(0xff_ffff - number) };
-        let lanes = [lane(17), lane(0xff_fffe)];
+        let lanes = [lane(17), lane(0xff_fffc)];
         let (address, selective, tells_waits) = (address.parse().unwrap(), true, true);
-        let responder = ResponderMode::Auto;
-        Offer { address, mtu: Mtu::Bytes4096, salt: 0x1234_5678, lanes, selective, tells_waits, responder }
+        let (mtu, salt, responder) = (Mtu::Bytes4096, 0x1234_5678, ResponderMode::Auto);
+        Offer { address, mtu, salt, lanes, lanes_max: 2, selective, tells_waits, responder }
+    }
+
+    #[test]
+    fn ends_agree_on_the_smaller_number_of_lanes() {
+        let sent = |lanes_max| Offer { lanes_max, ..offer("127.0.0.1:4") };
+        for (one, other, agreed) in [(1, 1, 1), (1, 2, 2), (1, 4, 2), (2, 4, 2), (3, 4, 3), (4, 4, 4)] {
+            let arrived = [one, other].map(|lanes_max| {
+                let dial = Message::Dial { offer: sent(lanes_max), hello: vec![] }.encode();
+                let Ok(Message::Dial { offer, .. }) = Message::decode(&dial) else { panic!("a dial") };
+                offer
+            });
+            assert_eq!(sent(one).lanes_with(&arrived[1]), agreed, "{one} and {other}");
+            assert_eq!(sent(other).lanes_with(&arrived[0]), agreed, "{other} and {one}");
+        }
     }
 
     #[test]

@@ -77,8 +77,10 @@ pub use self::stateless::ResponderMode;
 pub use self::translated::AddressChanged;
 use crate::secure::{SecretError, Secrets};
 
-/// Number of queue pairs to each peer.
+/// Default number of queue pairs to each peer.
 const LANES: usize = 2;
+/// Maximum value of [`RoceConfig::lanes`].
+pub const LANES_MAX: usize = 4;
 /// Maximum length of a message in bytes.
 const SEND_BYTES_MAX: usize = 1 << 16;
 /// Maximum length in bytes of a source that is copied into its request.
@@ -114,6 +116,9 @@ pub struct RoceConfig {
     pub congestion: Congestion,
     /// The ends that keep state for requests.
     pub responder: ResponderMode,
+    /// Number of lanes to each peer, from 1 to [`LANES_MAX`]. A connection has the smaller of the numbers of its two ends,
+    /// and one lane only if both ends are set to one; stateless connections have two.
+    pub lanes: usize,
     /// Time without packets from a peer after which the fabric ends the connection to this peer.
     pub lease: Duration,
     /// Maximum number of registered segments.
@@ -196,7 +201,7 @@ impl Hosts {
 
 impl RoceConfig {
     /// Returns the default configuration: loopback, packets of 4096 bytes, selective repeat, credits without congestion
-    /// control, queue pairs, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most 64 sockets with receive
+    /// control, queue pairs for two lanes, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most 64 sockets with receive
     /// buffers of 4 MiB, no receiver threads, handshakes of 2 seconds, and no capture (the size limit of a capture is 1
     /// GiB).
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> RoceConfig {
@@ -210,6 +215,7 @@ impl RoceConfig {
             selective: true,
             congestion: Congestion::Grant,
             responder: ResponderMode::Stateful,
+            lanes: LANES,
             lease: Duration::from_secs(5),
             segments_max: 4096,
             peers_max: 1024,
@@ -233,6 +239,9 @@ impl RoceConfig {
         }
         if self.receivers > RECEIVERS_MAX {
             return Err(OpenError::Receivers { count: self.receivers });
+        }
+        if !(1..=LANES_MAX).contains(&self.lanes) {
+            return Err(OpenError::Lanes { count: self.lanes });
         }
         let mut all = self.other_addresses.iter().chain([&self.address]);
         match all.find(|address| address.is_unspecified() || address.is_multicast()) {
@@ -267,6 +276,14 @@ pub enum OpenError {
     #[error("cannot open a roce fabric with {count} receivers: the maximum is {RECEIVERS_MAX}")]
     Receivers {
         /// The configured number of receivers.
+        count: usize,
+    },
+    /// The number of lanes is 0 or exceeds [`LANES_MAX`].
+    #[error(
+        "cannot open a roce fabric with {count} lanes to each peer: the minimum is 1, the maximum {LANES_MAX}"
+    )]
+    Lanes {
+        /// The configured number of lanes.
         count: usize,
     },
     /// A running process uses the name.
@@ -370,8 +387,7 @@ impl RoceFabric {
     /// Returns the sum of the counters of all queue pairs to a peer; `None` if the peer is not connected.
     pub fn counters(&self, peer: PeerId) -> Option<Counters> {
         let connection = self.core.peer(peer)?;
-        let lanes = (0..LANES).map(|index| connection.lane(index).qp().counters());
-        lanes.reduce(|sum, lane| sum + lane)
+        connection.lanes().map(|lane| lane.qp().counters()).reduce(|sum, lane| sum + lane)
     }
 
     /// Returns the address change of a peer, if the fabric refused packets of the peer because they came from another
@@ -406,13 +422,13 @@ impl Fabric for RoceFabric {
         vec!["roce"]
     }
 
-    fn capabilities(&self, _: PeerId) -> Capabilities {
+    fn capabilities(&self, peer: PeerId) -> Capabilities {
         Capabilities {
             provider: "roce",
             direct: false,
             // The peer's processor executes the atomics on its own memory.
             atomics: Atomics::Processor,
-            lanes: LANES,
+            lanes: self.core.peer(peer).map_or(self.core.config.lanes, |connection| connection.lane_count()),
             send_bytes_max: SEND_BYTES_MAX,
             inline_bytes_max: INLINE_BYTES_MAX,
         }
@@ -502,8 +518,7 @@ impl Fabric for RoceFabric {
             return Some(Duration::from_nanos(ns));
         }
         // Prefers the lane of small requests, if it has a measurement.
-        let of_lane = |index| connection.lane(index).qp().round_trip_ns();
-        (0..LANES).find_map(of_lane).map(Duration::from_nanos)
+        connection.lanes().find_map(|lane| lane.qp().round_trip_ns()).map(Duration::from_nanos)
     }
 
     fn is_being_answered(&self) -> bool {
@@ -513,24 +528,23 @@ impl Fabric for RoceFabric {
     fn path(&self, peer: PeerId) -> Option<Path> {
         let connection = self.core.peer(peer)?;
         let counters = self.counters(peer)?;
-        let window = |index| connection.lane(index).qp().window_packets();
         let [sent, repeated, arrived] = connection.stateless_packets();
         let (is_stateless, responder_reason) = connection.responder();
-        let mtu = (0..LANES).map(|index| connection.lane(index).qp().path_mtu()).min();
+        let mtu = connection.lanes().map(|lane| lane.qp().path_mtu()).min();
         Some(Path {
             mtu_bytes: mtu.unwrap_or(connection.mtu).bytes(),
-            is_known: (0..LANES).all(|index| connection.lane(index).qp().knows_path()),
+            is_known: connection.lanes().all(|lane| lane.qp().knows_path()),
             sent: counters.sent + sent,
             repeated: counters.repeated + repeated,
             repeats_single: connection.selective,
             kept: counters.kept,
             timeouts: counters.timeouts,
-            trains_refused: (0..LANES).map(|index| connection.lane(index).trains_refused()).sum(),
+            trains_refused: connection.lanes().map(|lane| lane.trains_refused()).sum(),
             arrived: counters.arrived + arrived,
             duplicates: counters.duplicates,
             window_packets: match is_stateless {
-                true => vec![WINDOW_PACKETS as u32; LANES],
-                false => (0..LANES).map(window).collect(),
+                true => vec![WINDOW_PACKETS as u32; connection.lane_count()],
+                false => connection.lanes().map(|lane| lane.qp().window_packets()).collect(),
             },
             congestion: connection.lane(0).qp().congestion().name(),
             responder: if is_stateless { ResponderMode::Stateless } else { ResponderMode::Stateful }.name(),

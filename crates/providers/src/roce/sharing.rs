@@ -78,11 +78,12 @@ impl Sharing {
         let members = lock(&self.members);
         let connections: Vec<Arc<Connection>> = members.values().filter_map(Weak::upgrade).collect();
         self.shared_ns.store(now_ns, Relaxed);
-        let lanes =
-            || connections.iter().flat_map(|connection| (0..LANES).map(|index| connection.lane(index)));
+        let lanes = || connections.iter().flat_map(|connection| connection.lanes());
         let before: Vec<Share> = lanes().map(|lane| lane.qp().share()).collect();
         let mut shares = before.clone();
-        let is_settled = self.room.share(now_ns, connections.len(), &mut shares);
+        // One reserved packet for each peer, and two for a peer with more lanes than usual.
+        let reserved = connections.iter().map(|connection| connection.lane_count().div_ceil(LANES)).sum();
+        let is_settled = self.room.share(now_ns, reserved, &mut shares);
         self.has_waiters.store(!is_settled, Relaxed);
         let mut due = (!is_settled).then_some(now_ns + WAIT_NS);
         let changed = lanes().zip(shares).zip(before).filter(|((_, share), before)| share != before);

@@ -23,9 +23,9 @@ use halite_rnic::wire::{Nak, Qpn};
 use halite_rnic::{Cause, Event, Memory, Mtu, Operation, Request, Source, Status};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::SEND_BYTES_MAX;
 use super::connection::Waiting;
 use super::greeting::{Grants, LaneGrant, Offer};
-use super::{LANES, SEND_BYTES_MAX};
 
 /// The time T of the responders, in ns: an interruption of the network of up to twice this time ends no connection. The
 /// record of effects covers three times this time.
@@ -456,9 +456,10 @@ impl SocketResponder {
     }
 
     /// Returns the grants of the peer at `to` with these queue pairs: all registered memory, and messages.
-    pub(super) fn grants(&self, to: SocketAddr, qpns: [Qpn; LANES]) -> Grants {
-        qpns.map(|qpn| {
-            let Grant { epoch, effect_life_ns, key, .. } = self.responder.grant(to, qpn, 0, Rights::AnyKey);
+    pub(super) fn grants(&self, to: SocketAddr, qpns: &[Qpn]) -> Grants {
+        std::array::from_fn(|lane| {
+            let Grant { epoch, effect_life_ns, key, .. } =
+                self.responder.grant(to, qpns[lane], 0, Rights::AnyKey);
             LaneGrant { epoch, effect_life_ns, key }
         })
     }
@@ -488,9 +489,9 @@ mod tests {
     use super::*;
 
     fn offer(responder: ResponderMode, mtu: Mtu) -> Offer {
-        let lanes = [LaneOffer { qpn: Qpn::new(2), psn: Psn::new(0) }; LANES];
+        let lanes = [LaneOffer { qpn: Qpn::new(2), psn: Psn::new(0) }; 2];
         let address = "127.0.0.1:4".parse().expect("an address");
-        Offer { address, mtu, salt: 0, lanes, selective: true, tells_waits: true, responder }
+        Offer { address, mtu, salt: 0, lanes, lanes_max: 2, selective: true, tells_waits: true, responder }
     }
 
     #[test]

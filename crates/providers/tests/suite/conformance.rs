@@ -113,6 +113,19 @@ mod over_udp_by_receivers {
     halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig { receivers: 2, ..config }));
 }
 
+/// All requests have one order.
+mod over_udp_in_one_lane {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig { lanes: 1, ..config }));
+}
+
+mod over_udp_in_four_lanes {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig { lanes: 4, ..config }));
+}
+
 /// The responders keep no state for the peers.
 mod stateless_over_udp {
     use super::*;

@@ -1,7 +1,6 @@
 //! The steps of a stateless lane: what [`super::super::stateless`] needs from the connection, the socket and the memory.
 
 use std::net::SocketAddr;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -20,17 +19,16 @@ impl Connection {
     /// Returns the keys with which the peer accesses all registered memory of this end; `None` if the lanes are stateful.
     pub(in crate::roce) fn grants(&self) -> Option<Grants> {
         let port = self.port_use.port();
-        self.is_stateless().then(|| lock(&port.responder).grants(self.address, self.their_qpns))
+        self.is_stateless().then(|| lock(&port.responder).grants(self.address, &self.their_qpns))
     }
 
     /// Installs the peer's grants in stateless lanes, unless they have some.
     pub(in crate::roce) fn install(&self, grants: &Grants, patience: Duration) {
-        for ((lane, grant), qpn) in self.lanes.iter().zip(grants).zip(self.qpns) {
-            let mut lane = lock(lane);
+        for ((mut lane, grant), qpn) in self.lanes().zip(grants).zip(&self.qpns) {
             // The number of the first packet is random, so no earlier requester used the numbers after it.
             let first_number = u64::from(lane.first_psn.value()) << 32;
             if let Some(stateless) = &mut lane.stateless {
-                stateless.grant(qpn, grant, first_number, patience.as_nanos() as u64);
+                stateless.grant(*qpn, grant, first_number, patience.as_nanos() as u64);
             }
         }
     }
@@ -38,10 +36,9 @@ impl Connection {
     /// Returns the number of request packets that stateless lanes have sent, of retransmissions among these, and of
     /// packets that have arrived on these lanes.
     pub(in crate::roce) fn stateless_packets(&self) -> [u64; 3] {
-        let of_lane =
-            |lane: &Mutex<Lane>| lock(lane).stateless.as_ref().map_or([0; 3], StatelessLane::packets);
-        let [one, other] = self.lanes.each_ref().map(of_lane);
-        std::array::from_fn(|index| one[index] + other[index])
+        self.lanes()
+            .filter_map(|lane| lane.stateless.as_ref().map(StatelessLane::packets))
+            .fold([0; 3], |sum, packets| std::array::from_fn(|index| sum[index] + packets[index]))
     }
 
     /// Returns the smoothed round trip of stateless lanes in ns; `None` before the first measurement.

@@ -100,7 +100,7 @@ impl Core {
             for qpn in connection.qpns() {
                 table.lanes.remove(&qpn.value());
             }
-            for qpn in connection.their_qpns {
+            for qpn in &connection.their_qpns {
                 table.requesters.remove(&(connection.address, qpn.value()));
             }
             if table.peers.is_empty() {

@@ -14,7 +14,7 @@ use super::super::line::LineEvent;
 use super::super::port::Batch;
 use super::super::ports::PortUse;
 use super::super::stateless::agree;
-use super::super::{LANES, SEND_BYTES_MAX, lock, write};
+use super::super::{SEND_BYTES_MAX, lock, write};
 use super::ending::end_reason;
 use super::{Core, NEVER};
 
@@ -240,9 +240,8 @@ impl Core {
             None => self.ports.address_for(host),
         };
         let port_use = self.port_use();
-        let ours = control
-            .offer(port_use.port().at(own), mtu, self.config.selective, self.config.responder)
-            .map_err(|error| error.to_string())?;
+        let ours =
+            control.offer(port_use.port().at(own), mtu, &self.config).map_err(|error| error.to_string())?;
         if !ours.suits(&theirs) {
             control.withdraw(&ours);
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
@@ -305,13 +304,13 @@ impl Core {
         }
         let before = lock(&self.paths).to(theirs.address.ip());
         if let Some(before) = before {
-            (0..LANES).for_each(|index| connection.lane(index).expect_path(now_ns, before));
+            connection.lanes().for_each(|mut lane| lane.expect_path(now_ns, before));
         }
-        for (index, qpn) in connection.qpns().into_iter().enumerate() {
+        for (index, qpn) in connection.qpns().iter().enumerate().take(connection.lane_count()) {
             table.lanes.insert(qpn.value(), (connection.clone(), index));
         }
         if connection.is_stateless() {
-            for (index, qpn) in connection.their_qpns.into_iter().enumerate() {
+            for (index, qpn) in connection.their_qpns.iter().enumerate() {
                 table.requesters.insert((connection.address, qpn.value()), (connection.clone(), index));
             }
         }
@@ -428,7 +427,7 @@ impl Core {
             events.push(Event::Connected { peer, hello, dialled });
             events.extend(connection.take_early());
             drop(events);
-            // The next timer run begins to probe the path on both lanes. It locks no other lane at that time.
+            // The next timer run begins to probe the path on all lanes. It locks no other lane at that time.
             self.add_deadline(self.now_ns());
         }
     }
@@ -496,7 +495,7 @@ impl Core {
         drop(control);
         for connection in failed {
             self.end(&connection);
-            lock(&self.control).release_qpns(&connection.qpns());
+            lock(&self.control).release_qpns(connection.qpns());
         }
     }
 

@@ -3,7 +3,7 @@
 //! The first arrival of a round sets the number of participants. A round ends when all have arrived, or times out for
 //! all at the earliest deadline. The home alone decides, so all participants learn the same result.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::HomeSide;
 use crate::ids::{NodeIncarnation, Principal, RegionId, Requester};
@@ -15,6 +15,8 @@ use crate::names::Service;
 pub(in crate::engine) struct Barriers {
     /// Contains no empty rounds.
     rounds: BTreeMap<RegionId, Round>,
+    /// The deadline of each round, earliest first.
+    deadlines: BTreeSet<(u64, RegionId)>,
 }
 
 #[derive(Debug)]
@@ -22,6 +24,8 @@ struct Round {
     participants: u32,
     /// Always fewer than `participants`.
     waiting: Vec<Arrival>,
+    /// Earliest deadline of the arrivals.
+    deadline_ns: u64,
 }
 
 #[derive(Debug)]
@@ -34,13 +38,26 @@ struct Arrival {
 impl Barriers {
     /// Returns the time in ns at which the next round times out, or `u64::MAX` without a round.
     pub(in crate::engine) fn deadline_ns(&self) -> u64 {
-        self.rounds.values().map(Round::deadline_ns).min().unwrap_or(u64::MAX)
+        self.deadlines.first().map_or(u64::MAX, |(deadline_ns, _)| *deadline_ns)
     }
-}
 
-impl Round {
-    fn deadline_ns(&self) -> u64 {
-        self.waiting.iter().map(|arrival| arrival.deadline_ns).min().unwrap_or(u64::MAX)
+    fn remove(&mut self, region: RegionId) -> Option<Round> {
+        let round = self.rounds.remove(&region)?;
+        self.deadlines.remove(&(round.deadline_ns, region));
+        Some(round)
+    }
+
+    /// Removes the selected arrivals at one barrier. Returns true if it removed any.
+    fn remove_arrivals(&mut self, region: RegionId, is_selected: impl Fn(&Arrival) -> bool) -> bool {
+        let Some(mut round) = self.remove(region) else { return false };
+        let before = round.waiting.len();
+        round.waiting.retain(|arrival| !is_selected(arrival));
+        let removed = round.waiting.len() < before;
+        if let Some(deadline_ns) = round.waiting.iter().map(|arrival| arrival.deadline_ns).min() {
+            self.deadlines.insert((deadline_ns, region));
+            self.rounds.insert(region, Round { deadline_ns, ..round });
+        }
+        removed
     }
 }
 
@@ -61,7 +78,7 @@ impl HomeSide<'_> {
         if !self.cx.is_present(requester.incarnation) {
             return;
         }
-        let new = || Round { participants, waiting: Vec::new() };
+        let new = || Round { participants, waiting: Vec::new(), deadline_ns: u64::MAX };
         let round = self.barriers.rounds.entry(region).or_insert_with(new);
         if round.participants != participants {
             let expected = round.participants;
@@ -69,6 +86,11 @@ impl HomeSide<'_> {
         }
         let deadline_ns = self.cx.now_ns().saturating_add(timeout_ns);
         round.waiting.push(Arrival { requester, principal: principal.clone(), deadline_ns });
+        if deadline_ns < round.deadline_ns {
+            self.barriers.deadlines.remove(&(round.deadline_ns, region));
+            self.barriers.deadlines.insert((deadline_ns, region));
+            round.deadline_ns = deadline_ns;
+        }
         if round.waiting.len() == participants as usize {
             let round = words.next_round();
             self.end_round(region, &Ok(Reply::Passed { round }));
@@ -77,7 +99,7 @@ impl HomeSide<'_> {
 
     /// Removes the waiting requests and returns them, to be repeated at the next home.
     pub(super) fn take_arrivals(&mut self, region: RegionId) -> Vec<(Requester, Request)> {
-        let Some(Round { participants, waiting }) = self.barriers.rounds.remove(&region) else {
+        let Some(Round { participants, waiting, .. }) = self.barriers.remove(region) else {
             return Vec::new();
         };
         let now_ns = self.cx.now_ns();
@@ -90,7 +112,7 @@ impl HomeSide<'_> {
 
     /// Ends a round with the same reply to all participants.
     pub(super) fn end_round(&mut self, region: RegionId, body: &Result<Reply, ErrorReply>) {
-        let Some(round) = self.barriers.rounds.remove(&region) else { return };
+        let Some(round) = self.barriers.remove(region) else { return };
         for arrival in round.waiting {
             self.cx.answer(arrival.requester, body.clone());
         }
@@ -99,35 +121,25 @@ impl HomeSide<'_> {
     /// Ends the rounds whose deadlines have passed.
     pub(in crate::engine) fn break_overdue_rounds(&mut self) {
         let now_ns = self.cx.now_ns();
-        let rounds = self.barriers.rounds.iter();
-        let overdue: Vec<RegionId> =
-            rounds.filter(|(_, round)| round.deadline_ns() <= now_ns).map(|(region, _)| *region).collect();
-        for region in overdue {
+        while let Some((deadline_ns, region)) = self.barriers.deadlines.first().copied()
+            && deadline_ns <= now_ns
+        {
             self.end_round(region, &Err(ErrorReply::Timeout));
         }
     }
 
     /// Removes the waiting request of a participant.
     pub(in crate::engine) fn withdraw(&mut self, region: RegionId, requester: Requester) {
-        let is_selected = |of, arrival: &Arrival| of == region && arrival.requester == requester;
-        if self.unpark(region, requester) || self.remove_arrivals(is_selected) {
+        let is_selected = |arrival: &Arrival| arrival.requester == requester;
+        if self.unpark(region, requester) || self.barriers.remove_arrivals(region, is_selected) {
             self.cx.out().end_serving(requester);
         }
     }
 
     pub(super) fn forget_arrivals_of(&mut self, incarnation: NodeIncarnation) {
-        self.remove_arrivals(|_, arrival| arrival.requester.incarnation == incarnation);
-    }
-
-    /// Removes the selected arrivals. Returns true if it removed any.
-    fn remove_arrivals(&mut self, is_selected: impl Fn(RegionId, &Arrival) -> bool) -> bool {
-        let mut removed = false;
-        self.barriers.rounds.retain(|region, round| {
-            let before = round.waiting.len();
-            round.waiting.retain(|arrival| !is_selected(*region, arrival));
-            removed |= round.waiting.len() < before;
-            !round.waiting.is_empty()
-        });
-        removed
+        let regions: Vec<RegionId> = self.barriers.rounds.keys().copied().collect();
+        for region in regions {
+            self.barriers.remove_arrivals(region, |arrival| arrival.requester.incarnation == incarnation);
+        }
     }
 }
