@@ -3,7 +3,7 @@
 //! ```text
 //!   load of high    limit of low                    round trips of high     limit of low
 //!   below 1/16      none                            usual                   rises by 1/32 a window, to 7/8
-//!   h               1 - 2h, at least 1/32           twice the usual         halved, at least 1/32
+//!   h               1 - 2h, at least 1/32           a quarter longer        halved, at least 1/32
 //!                                                                 (loads and limits as fractions of the link's rate)
 //! ```
 //!
@@ -11,8 +11,9 @@
 //! not, low priority uses the rest. The smaller of the two limits applies.
 //!
 //! Unless it is configured, the link's rate is the highest rate of the last 10 s. A limit hides the full rate, so low
-//! priority runs without a limit for one window every 2 s. The usual round trip is the shortest one of the last 10 s.
-//! Operations of low priority hide it, so low priority has only its least rate for one window every 5 s.
+//! priority runs without a limit for one window every 2 s. Operations of low priority hide the usual round trip, so low
+//! priority has only its least rate for one window every 5 s. Round trips count as longer if they also exceed those of
+//! such windows by four standard deviations, because processors delay them as well.
 
 use super::{Bucket, Priority, SECOND_NS, Shaper};
 
@@ -30,19 +31,46 @@ const LOW_LOAD_PARTS: u64 = 16;
 /// second: a slice of 64 KiB per second.
 const FLOOR_PARTS: u64 = 32;
 const FLOOR_BYTES_MIN: u64 = 64 << 10;
-/// Additional round-trip time, in nanoseconds, beyond twice the usual one, from which round trips count as grown. It
-/// covers scheduling delays on short paths.
-const GROWTH_NS: u64 = 100_000;
+/// Standard deviations by which the mean round trip of a window exceeds the usual one if low priority is the cause.
+const DEVIATIONS: u64 = 4;
 
-/// The highest rate and the shortest round trip of one generation.
+/// The highest rate of one generation, and the round trip up to which low priority is not limited.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     rate: u64,
-    round_trip_ns: u64,
+    round_trip_max_ns: u64,
 }
 
 impl Seen {
-    const NOTHING: Seen = Seen { rate: 0, round_trip_ns: u64::MAX };
+    const NOTHING: Seen = Seen { rate: 0, round_trip_max_ns: u64::MAX };
+}
+
+/// Round trips of operations of high priority.
+#[derive(Clone, Copy, Debug, Default)]
+struct RoundTrips {
+    count: u64,
+    sum_ns: u64,
+    /// Sum of the squares, in square microseconds.
+    squares_us: u64,
+}
+
+impl RoundTrips {
+    fn add(&mut self, ns: u64) {
+        let us = ns / 1_000;
+        self.count += 1;
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+        self.squares_us = self.squares_us.saturating_add(us.saturating_mul(us));
+    }
+
+    fn mean_ns(&self) -> u64 {
+        self.sum_ns / self.count.max(1)
+    }
+
+    fn deviation_ns(&self) -> u64 {
+        let mean_us = self.mean_ns() / 1_000;
+        let variance = (self.squares_us / self.count.max(1)).saturating_sub(mean_us.saturating_mul(mean_us));
+        variance.isqrt() * 1_000
+    }
 }
 
 #[derive(Debug)]
@@ -54,8 +82,8 @@ pub(super) struct SwPri {
     /// Bytes of each priority that completed in this window.
     high_bytes: u64,
     low_bytes: u64,
-    /// Sum and number of the round trips in this window.
-    round_trips: (u64, u64),
+    /// Round trips in this window.
+    round_trips: RoundTrips,
     /// True if an operation of low priority was delayed in this window.
     has_delayed: bool,
     /// Load of high priority, in bytes per second. It falls by at most a quarter per window, because completions come
@@ -84,7 +112,7 @@ impl SwPri {
             window_begin_ns: now_ns,
             high_bytes: 0,
             low_bytes: 0,
-            round_trips: (0, 0),
+            round_trips: RoundTrips::default(),
             has_delayed: false,
             load: 0,
             limit_by_load: None,
@@ -128,33 +156,44 @@ impl SwPri {
         self.limit_by_load = (link > 0 && self.load >= link / LOW_LOAD_PARTS)
             .then(|| link.saturating_sub(self.load.saturating_mul(2)).max(floor(link)));
         let was_baseline = std::mem::take(&mut self.is_baseline);
-        if !was_baseline {
+        if was_baseline || low == 0 {
+            self.learn_usual();
+        } else {
             self.limit_by_delay = self.next_limit_by_delay(now_ns, link, before.unwrap_or(low));
         }
         self.is_probing = self.rate.is_none() && self.has_delayed && now_ns >= self.next_probe_ns;
         if self.is_probing {
             self.next_probe_ns = now_ns.saturating_add(PROBE_INTERVAL_NS);
-        } else if self.round_trips.1 > 0 && low > 0 && now_ns >= self.next_baseline_ns {
+        } else if self.round_trips.count > 0 && low > 0 && now_ns >= self.next_baseline_ns {
             self.is_baseline = true;
             self.next_baseline_ns = now_ns.saturating_add(GENERATION_NS);
         }
         if self.limit(Priority::Low).is_none() {
             self.bucket.clear(now_ns);
         }
-        (self.high_bytes, self.low_bytes, self.round_trips, self.has_delayed) = (0, 0, (0, 0), false);
+        (self.high_bytes, self.low_bytes, self.has_delayed) = (0, 0, false);
+        self.round_trips = RoundTrips::default();
         self.window_begin_ns = now_ns;
+    }
+
+    /// Learns from a window in which low priority had its least rate at most.
+    fn learn_usual(&mut self) {
+        if self.round_trips.count > 0 {
+            let (mean_ns, deviation_ns) = (self.round_trips.mean_ns(), self.round_trips.deviation_ns());
+            let max_ns = mean_ns.saturating_add(mean_ns / 4).saturating_add(DEVIATIONS * deviation_ns);
+            self.seen[0].round_trip_max_ns = self.seen[0].round_trip_max_ns.min(max_ns);
+        }
     }
 
     /// Returns the limit of low priority that follows from round trips. `current` is the rate of low priority.
     fn next_limit_by_delay(&mut self, now_ns: u64, link: u64, current: u64) -> Option<u64> {
-        let (sum_ns, count) = self.round_trips;
-        if count == 0 {
+        if self.round_trips.count == 0 {
             // No short operation of high priority has completed, so the limit doubles until it is lifted.
             return self.limit_by_delay.map(|limit| limit.saturating_mul(2)).filter(|limit| *limit < link);
         }
-        let mean_ns = sum_ns / count;
-        let usual_ns = self.seen[0].round_trip_ns.min(self.seen[1].round_trip_ns);
-        if mean_ns > usual_ns.saturating_mul(2).saturating_add(GROWTH_NS) && now_ns >= self.settled_ns {
+        let mean_ns = self.round_trips.mean_ns();
+        let max_ns = self.seen[0].round_trip_max_ns.min(self.seen[1].round_trip_max_ns);
+        if mean_ns > max_ns && now_ns >= self.settled_ns {
             self.settled_ns = now_ns.saturating_add(mean_ns);
             return Some((current / 2).max(floor(link)));
         }
@@ -198,9 +237,7 @@ impl Shaper for SwPri {
 
     fn on_round_trip(&mut self, now_ns: u64, round_trip_ns: u64) {
         self.advance(now_ns);
-        let (sum_ns, count) = self.round_trips;
-        self.round_trips = (sum_ns.saturating_add(round_trip_ns), count + 1);
-        self.seen[0].round_trip_ns = self.seen[0].round_trip_ns.min(round_trip_ns);
+        self.round_trips.add(round_trip_ns);
     }
 
     fn limit(&self, priority: Priority) -> Option<u64> {

@@ -137,8 +137,8 @@ fn low_priority_gives_way_when_round_trips_grow() {
     link.run(200, &[LOW]);
     let idle = link.run(500, &[SMALL_HIGH]).small_p99_ns;
     let beside = link.run(4000, &[SMALL_HIGH, LOW]);
-    assert!(beside.small_p99_ns < 10 * idle, "{idle} ns alone, {} ns beside", beside.small_p99_ns);
-    assert!(beside.low > 0.6, "{}", beside.low);
+    assert!(beside.small_p99_ns < 4 * idle, "{idle} ns alone, {} ns beside", beside.small_p99_ns);
+    assert!(beside.low > 0.15, "{}", beside.low);
     let equal = Link::new(Policy::None, None).run(500, &[SMALL_HIGH, LOW]);
     assert!(equal.small_p99_ns > 50 * idle, "{}", equal.small_p99_ns);
 }
@@ -150,8 +150,8 @@ fn round_trips_recover_if_low_priority_started_first() {
     link.run(500, &[LOW]);
     link.run(500, &[SMALL_HIGH, LOW]);
     let beside = link.run(12_000, &[SMALL_HIGH, LOW]);
-    assert!(beside.small_p99_ns < 10 * DELAY_NS, "{} ns", beside.small_p99_ns);
-    assert!(beside.low > 0.6, "{}", beside.low);
+    assert!(beside.small_p99_ns < 4 * DELAY_NS, "{} ns", beside.small_p99_ns);
+    assert!(beside.low > 0.15, "{}", beside.low);
 }
 
 #[test]
