@@ -2,8 +2,10 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 
-use rustix::net::{AddressFamily, SocketType};
+use halite_providers::roce::{scope_of, scoped};
+use rustix::net::{AddressFamily, SocketType, netdevice};
 
 /// Parses `IP:PORT`. An IPv6 address may have a scope, the name or number of an interface: `[fe80::1%eth0]:7000`.
 pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
@@ -27,6 +29,27 @@ pub fn resolve(host: &str) -> io::Result<Vec<SocketAddr>> {
         Ok(Some(address)) => Ok(vec![address]),
         Ok(None) => Ok(host.to_socket_addrs()?.map(canonical).collect()),
         Err(reason) => Err(io::Error::new(io::ErrorKind::InvalidInput, reason)),
+    }
+}
+
+/// Formats an address at which nodes are dialled. A link-local one gets the interface of `own`, an address of this host,
+/// because nodes exchange addresses without scopes.
+pub fn shown(address: SocketAddr, own: Option<IpAddr>) -> String {
+    let address = scoped(address, own.map_or(0, scope_of));
+    match address {
+        SocketAddr::V4(_) => address.to_string(),
+        SocketAddr::V6(_) => format!("[{}]:{}", shown_ip(address), address.port()),
+    }
+}
+
+/// Formats the IP of an address, with the name of the interface that is its scope.
+pub fn shown_ip(address: SocketAddr) -> String {
+    match address {
+        SocketAddr::V6(of_v6) if of_v6.scope_id() != 0 => {
+            let scope = of_v6.scope_id();
+            format!("{}%{}", of_v6.ip(), name_of(scope).unwrap_or_else(|| scope.to_string()))
+        }
+        _ => address.ip().to_string(),
     }
 }
 
@@ -56,8 +79,17 @@ fn with_scope(text: &str) -> Result<Option<SocketAddr>, String> {
 
 /// Returns the number of the interface with this name.
 fn interface(name: &str) -> Option<u32> {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
-    rustix::net::netdevice::name_to_index(&socket, name).ok()
+    netdevice::name_to_index(any_socket()?, name).ok()
+}
+
+/// Returns the name of the interface with this number.
+fn name_of(interface: u32) -> Option<String> {
+    netdevice::index_to_name(any_socket()?, interface).ok()
+}
+
+/// Returns a socket of the network namespace, by which the kernel is asked about interfaces.
+fn any_socket() -> Option<OwnedFd> {
+    rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).ok()
 }
 
 #[cfg(test)]
@@ -72,6 +104,11 @@ mod tests {
             assert_eq!(parse(text).as_deref(), Ok("[fe80::1%1]:7000"));
             assert_eq!(resolve(text).unwrap()[0].to_string(), "[fe80::1%1]:7000");
         }
+        let shown_at = |text: &str| shown(text.parse().unwrap(), Some("::1".parse().unwrap()));
+        for text in ["[fe80::1%lo]:7000", "[fd00::1]:7000", "10.0.0.1:7000"] {
+            assert_eq!(shown_at(&text.replace("lo", "1")), text);
+        }
+        assert_eq!(shown_at("[fe80::1]:7000"), "[fe80::1]:7000", "::1 is not link-local");
         assert_eq!(parse("[::ffff:10.0.0.1]:7000").as_deref(), Ok("10.0.0.1:7000"));
         assert_eq!(parse("[fe80::1%none]:7000").unwrap_err(), "this host has no interface \"none\"");
         for wrong in

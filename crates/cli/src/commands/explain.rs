@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use anyhow::anyhow;
 use halite::{Lh, NodeId, Permissions, RegionCause, RegionError, blocking};
 use serde::Serialize;
 
@@ -17,13 +18,27 @@ pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
     match args.what.parse().map(NodeId) {
         Ok(node) if !args.region => {
             let client = client::attach_beside(dir, node)?;
-            print(&client.session.explain_peer(node)?, args.listing.json)
+            let explained = client.session.explain_peer(node);
+            print(
+                &explained.map_err(|error| or_region(error, &client.session, &args.what))?,
+                args.listing.json,
+            )
         }
         _ => {
             let client = client::attach(dir)?;
             let lh = map(&client.session, &args.what)?;
             print(&client.session.explain(lh)?, args.listing.json)
         }
+    }
+}
+
+/// Adds to an error about a number that belongs to no node that a region has this name, if one does.
+fn or_region(error: RegionError, session: &blocking::Session, name: &str) -> anyhow::Error {
+    match error.cause {
+        RegionCause::UnknownNode(_) if session.stat(name).is_ok() => {
+            anyhow!("{error}; a region has this name: add --region")
+        }
+        _ => error.into(),
     }
 }
 

@@ -93,7 +93,8 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         }
     };
     drop(at_once);
-    let addresses: Vec<String> = node.addresses().iter().map(|address| address.to_string()).collect();
+    let addresses: Vec<String> =
+        node.addresses().iter().map(|address| addresses::shown(*address, Some(address.ip()))).collect();
     let dialled = match addresses[..] {
         [] => String::new(),
         _ => format!(", dialled at {}", addresses.join(", ")),

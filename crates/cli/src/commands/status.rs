@@ -3,6 +3,7 @@
 //! The lock files show which nodes run even if node 0, which keeps the list of members, has ended.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,8 +14,10 @@ use halite::{
     Amounts, AttachError, AttachedSession, EPHEMERAL_NODE_MIN, JoinError, Loss, NodeId, NodeState,
     NodeStatus, PeerSeen, PrincipalUse, Quota, blocking,
 };
+use halite_providers::roce::scope_of;
 use serde::Serialize;
 
+use crate::addresses;
 use crate::args;
 use crate::bytes::ByteCount;
 use crate::client::{self, Attached, no_cluster, restart_advice};
@@ -246,12 +249,16 @@ impl Answers {
 /// Returns a row for each node that files or members know, in order.
 pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
     let mut rows = merge(presences, &asked.statuses);
+    // Nodes reach link-local addresses over the interface of their own one.
+    let mut here =
+        asked.seen.values().filter(|seen| seen.is_here).filter_map(|seen| Some(seen.address?.ip()));
+    let own = here.find(|ip| scope_of(*ip) != 0);
     for row in &mut rows {
         let is_of = |status: &&NodeStatus| {
             status.node.0 == row.node && hexadecimal(status.incarnation) == row.incarnation
         };
         if let Some(seen) = asked.seen.get(&row.node).filter(|_| asked.statuses.iter().any(|it| is_of(&it))) {
-            row.set_seen(seen, asked.source.unwrap_or(NodeId(0)));
+            row.set_seen(seen, own, asked.source.unwrap_or(NodeId(0)));
         }
     }
     rows
@@ -318,9 +325,10 @@ impl Row {
         }
     }
 
-    /// Adds this host's view. The state is the opinion of `source`, which lists the members, or of this command.
-    fn set_seen(&mut self, seen: &PeerSeen, source: NodeId) {
-        self.address = seen.address.map(|address| address.to_string());
+    /// Adds this host's view. The state is the opinion of `source`, which lists the members, or of this command. `own` is
+    /// a link-local address of this host.
+    fn set_seen(&mut self, seen: &PeerSeen, own: Option<IpAddr>, source: NodeId) {
+        self.address = seen.address.map(|address| addresses::shown(address, own));
         self.here = Some(seen.is_here);
         self.heard_ms_ago = seen.silent.map(|silent| silent.as_millis() as u64);
         self.round_trip_us = seen.round_trip.map(|time| time.as_nanos() as f64 / 1e3);

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context;
 use halite::cluster_dir::{self, ClusterDir, ClusterDirError, Presence};
 use halite::{Config, EPHEMERAL_NODE_MIN, Hosts, Node, NodeId, NodeState, NodeStatus, Provider, blocking};
-use halite_providers::roce::{SocketProbe, probe};
+use halite_providers::roce::{SocketProbe, probe, unscoped};
 use halite_providers::secure::{SecretError, Secrets};
 use rustix::fs::{MemfdFlags, memfd_create, statvfs};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
@@ -113,11 +113,14 @@ pub struct HostToJoin {
     pub addresses: Result<Vec<SocketAddr>, String>,
     /// The reason why the host does not answer; `None` if it does.
     pub refused: Option<String>,
+    /// Address of this host from which the host answers.
+    pub own: Option<SocketAddr>,
     /// Maximum payload of packets to the host, as far as this host knows; `None` without a route.
     pub payload_bytes: Option<u32>,
-    /// Maximum payload of the packets that passed between a temporary node of this host and the host's node, or the
-    /// reason why the temporary node did not join; `None` without a secret, or if the host does not answer over TCP.
-    pub joined: Option<Result<u32, String>>,
+    /// Maximum payload of the packets that passed between a temporary node of this host and the host's node (`None` if
+    /// that node announces another address), or the reason why the temporary node did not join; `None` without a secret,
+    /// or if the host does not answer over TCP.
+    pub joined: Option<Result<Option<u32>, String>>,
 }
 
 /// The cluster in the cluster directory.
@@ -269,18 +272,19 @@ impl HostToJoin {
             true => Err("the host has no addresses".to_owned()),
             false => Ok(found),
         });
-        let (mut refused, mut payload_bytes) = (None, None);
+        let (mut refused, mut own, mut payload_bytes) = (None, None, None);
         for address in addresses.iter().flatten() {
             match TcpStream::connect_timeout(address, PATIENCE) {
-                Ok(_) => {
+                Ok(stream) => {
                     refused = None;
-                    payload_bytes = payload_to(address.ip());
+                    own = stream.local_addr().ok();
+                    payload_bytes = own.and_then(|own| payload_between(own.ip(), address.ip()));
                     break;
                 }
-                Err(error) => refused = Some(format!("{address}: {error}")),
+                Err(error) => refused = Some(format!("{}: {error}", addresses::shown(*address, None))),
             }
         }
-        HostToJoin { name: name.to_owned(), addresses, refused, payload_bytes, joined: None }
+        HostToJoin { name: name.to_owned(), addresses, refused, own, payload_bytes, joined: None }
     }
 
     /// Joins through this host as a temporary node without memory, if there is a secret. Only a member of the cluster
@@ -289,37 +293,39 @@ impl HostToJoin {
         if let (Some(hosts), Ok(addresses), None) = (&config.hosts, &self.addresses, &self.refused) {
             let free =
                 |at: &SocketAddr| SocketAddr::new(at.ip(), if in_use.contains(at) { 0 } else { at.port() });
-            let listen = hosts.listen.iter().map(free).collect();
+            let mut listen: Vec<SocketAddr> = hosts.listen.iter().map(free).collect();
+            if let (true, true, Some(mut own)) = (listen.is_empty(), config.address.is_loopback(), self.own) {
+                // The source address of the route to the host; the system chooses the port.
+                own.set_port(0);
+                listen.push(own);
+            }
             let hosts = Hosts { listen, join: addresses.clone(), secret_file: hosts.secret_file.clone() };
             let config = Config { node: None, arena_bytes: 0, hosts: Some(hosts), ..config.clone() };
-            self.joined = Some(payload_between(config, addresses).map_err(|error| output::reasons(&error)));
+            self.joined = Some(payload_as_node(config, addresses).map_err(|error| output::reasons(&error)));
         }
     }
 }
 
-/// Joins a cluster, and returns the maximum payload of the packets to the node at `addresses`.
-fn payload_between(config: Config, addresses: &[SocketAddr]) -> anyhow::Result<u32> {
+/// Joins a cluster, and returns the maximum payload of the packets to the node at `addresses`; `None` if no node announces
+/// one of them, for example behind a forwarded port.
+fn payload_as_node(config: Config, addresses: &[SocketAddr]) -> anyhow::Result<Option<u32>> {
     let scratch = Scratch::create_unguarded()?;
     ClusterDir::found(scratch.path())?;
     let node = Node::client(Config { dir: scratch.path().to_owned(), ..config })?;
     let session = node.blocking_session();
     let is_there = |other: &NodeId| {
         let address = session.seen(*other).and_then(|seen| seen.address);
-        address.is_some_and(|address| addresses.contains(&address))
+        // Nodes announce addresses without scopes.
+        address.is_some_and(|address| addresses.iter().any(|at| unscoped(*at) == unscoped(address)))
     };
-    let other = session.status()?.into_iter().map(|status| status.node).find(is_there);
-    let other = other.context("no node of the cluster has this address")?;
-    let path = session.explain_peer(other)?.path;
-    Ok(path.context("no packets are sent to the node that answers there")?.mtu_bytes)
+    let Some(other) = session.status()?.into_iter().map(|status| status.node).find(is_there) else {
+        return Ok(None);
+    };
+    Ok(session.explain_peer(other)?.path.map(|path| path.mtu_bytes))
 }
 
-/// Returns the maximum payload of packets to a host; the kernel chooses the source address.
-fn payload_to(host: IpAddr) -> Option<u32> {
-    let any: IpAddr = if host.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    // Connecting a UDP socket sends nothing; any port works.
-    socket.connect((host, 9)).ok()?;
-    let own = socket.local_addr().ok()?.ip();
+/// Returns the maximum payload of packets from `own` to a host.
+fn payload_between(own: IpAddr, host: IpAddr) -> Option<u32> {
     let mtus = probe(own, &[host]).ok()?.mtus;
     Some((*mtus.first()?)?.bytes())
 }

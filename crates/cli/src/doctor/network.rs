@@ -6,6 +6,7 @@ use halite_providers::roce::SocketProbe;
 
 use super::facts::{HostToJoin, NetworkFacts, PortFacts, PortRefusal};
 use super::{Finding, Severity};
+use crate::addresses::shown_ip;
 use crate::bytes::ByteCount;
 
 /// Maximum payload of a packet, in bytes.
@@ -135,7 +136,7 @@ fn port(facts: &PortFacts, runs_here: bool) -> Finding {
 }
 
 /// What the doctor does not test of a host without a secret. Only a member of the cluster gets answers to packets.
-const UDP_TEST: &str = "UDP, which carries the packets, is not tested: give --secret-file and --listen";
+const UDP_TEST: &str = "UDP, which carries the packets, is not tested: give --secret-file";
 
 fn reachable(host: &HostToJoin) -> Option<Finding> {
     let name = &host.name;
@@ -159,8 +160,10 @@ fn reachable(host: &HostToJoin) -> Option<Finding> {
                 Some(Finding::ok("join", found, verify_port(addresses)))
             }
             Some(Ok(bytes)) => {
+                let size =
+                    bytes.map(|bytes| format!(", with up to {bytes} bytes to {name}")).unwrap_or_default();
                 let found = format!(
-                    "a temporary node has joined through {name}: packets (UDP) pass in both directions, with up to {bytes} bytes to {name}"
+                    "a temporary node has joined through {name}: packets (UDP) pass in both directions{size}"
                 );
                 Some(Finding::ok("join", found, verify_port(addresses)))
             }
@@ -174,15 +177,15 @@ fn reachable(host: &HostToJoin) -> Option<Finding> {
 }
 
 fn verify_port(addresses: &[SocketAddr]) -> String {
-    addresses.first().map_or_else(String::new, |at| format!("nc -vz {} {}", at.ip(), at.port()))
+    addresses.first().map_or_else(String::new, |at| format!("nc -vz {} {}", shown_ip(*at), at.port()))
 }
 
 /// Creates the finding about the maximum payload of packets to a host, which are never fragmented.
 fn payload(host: &HostToJoin) -> Option<Finding> {
-    let ip = host.addresses.as_ref().ok()?.first()?.ip();
+    let ip = shown_ip(*host.addresses.as_ref().ok()?.first()?);
     let verify = format!("tracepath -n {ip}");
     let sent = host.payload_bytes?;
-    if let Some(Ok(passed)) = host.joined
+    if let Some(Ok(Some(passed))) = host.joined
         && passed < sent
     {
         return Some(Finding::new(

@@ -70,15 +70,29 @@ fn a_node_is_reached_by_its_second_address() {
     assert_eq!(world.host(1).ok("halite get salt"), "salt");
 }
 
-/// Starts two nodes that listen at these addresses; the second joins at `join`. Checks that both hold regions.
-fn meet(world: &World, listen: [String; 2], join: &str) {
+/// Starts two nodes that listen at these addresses; the second joins at `join`. Checks that the addresses are shown as
+/// `shown`, that the doctor finds the way, and that both hold regions.
+fn meet(world: &World, listen: [String; 2], join: &str, shown: [String; 2]) {
     share_secret(world);
     let start = |number: usize, join: &str| {
         let flags = format!("--listen '{}' --secret-file {SECRET} {join}", listen[number]);
-        world.host(number).start(&format!("halite node --id {number} --arena 64M {flags}"), "ready")
+        let line = format!("halite node --id {number} --arena 64M {flags}");
+        world.host(number).start(&line, &format!("dialled at {}\n", shown[number]))
+    };
+    let examine = |flags: &str| {
+        let doctor = format!("halite doctor --json --secret-file {SECRET} --join '{join}' {flags}");
+        let said = String::from_utf8(world.host(1).run(&doctor).stdout).unwrap();
+        let passes = "packets (UDP) pass in both directions, with up to";
+        assert!(said.contains(passes) && said.contains("\"mtu\""), "{doctor}: {said}");
     };
     let _first = start(0, "");
+    // Without --listen, the doctor chooses the address that the route has.
+    examine("");
     let _second = start(1, &format!("--join '{join}'"));
+    examine(&format!("--listen '{}'", listen[1]));
+    for host in world.hosts() {
+        eventually(|| host.nodes().iter().zip(&shown).all(|(row, shown)| row["address"] == shown.as_str()));
+    }
     eventually(|| world.hosts().iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
     for (at, there) in [(0, 1), (1, 0)] {
         let host = world.host(at);
@@ -96,12 +110,13 @@ fn hosts_meet_by_link_local_addresses() {
     }
     let index = world.host(1).ok("ip -o link show cable | cut -d: -f1");
     let listen = [0, 1].map(|number| format!("[fe80::a{number}%cable]:7000"));
-    meet(&world, listen, &format!("[fe80::a0%{}]:7000", index.trim()));
+    meet(&world, listen.clone(), &format!("[fe80::a0%{}]:7000", index.trim()), listen);
 }
 
 #[test]
 fn an_ipv4_address_in_ipv6_form_is_one_of_ipv4() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     let listen = [0, 1].map(|number| format!("[::ffff:{}]:7000", world.host(number).address));
-    meet(&world, listen, &format!("{}:7000", world.host(0).address));
+    let shown = [0, 1].map(|number| format!("{}:7000", world.host(number).address));
+    meet(&world, listen, &shown[0], shown.clone());
 }

@@ -1,18 +1,20 @@
 //! Hosts between which TCP works and UDP is blocked, for example by a firewall without a rule for UDP.
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::cluster::{SECRET, line, share_secret, start};
 use crate::support::eventually;
-use crate::world::{Processes, World};
+use crate::world::{Host, Processes, World};
 
 #[test]
 fn a_join_over_blocked_udp_says_so() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     share_secret(&world);
     let _first = start(world.host(0), 0, None);
-    let examine = || {
-        let doctor = "halite doctor --json --listen 10.0.0.2:7000 --join 10.0.0.1:7000 --secret-file";
+    let examine_at = |port: u32| {
+        let doctor =
+            format!("halite doctor --json --listen 10.0.0.2:7000 --join 10.0.0.1:{port} --secret-file");
         let text = String::from_utf8(world.host(1).run(&format!("{doctor} {SECRET}")).stdout).unwrap();
         let found = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         found
@@ -20,7 +22,10 @@ fn a_join_over_blocked_udp_says_so() {
             .map(|finding| finding.to_string())
             .collect::<String>()
     };
-    assert!(examine().contains("pass in both directions"), "{}", examine());
+    let examine = || examine_at(7000);
+    assert!(examine().contains("pass in both directions, with up to"), "{}", examine());
+    world.host(0).forward_tcp(7001, 7000);
+    assert!(examine_at(7001).contains("pass in both directions"), "{}", examine_at(7001));
     // The result does not depend on which end drops packets.
     for deaf in world.hosts() {
         deaf.mute_packets();
@@ -55,12 +60,24 @@ fn logs_say_why_a_connection_has_ended() {
     let mut second = begin(1, Some("10.0.0.1"));
     let log = || String::from_utf8(world.host(0).read("/tmp/log")).unwrap();
     eventually(|| log().contains("has joined"));
+    second.signal(Signal::STOP);
+    // The connection or the membership notices first.
+    let silent = ["its connection has ended (it acknowledged nothing for a lease)", "longer than its lease"];
+    eventually(|| silent.iter().any(|reason| log().contains(reason)));
+    second.signal(Signal::CONT);
+    eventually(|| log().contains("paired again with node 1"));
     second.kill();
-    eventually(|| log().contains("its connection has ended ("));
-    assert!(log().contains("closed without a farewell") || log().contains("reset by peer"), "{}", log());
+    eventually(|| log().contains("closed without a farewell") || log().contains("reset by peer"));
+    // The port of a dead node refuses connections.
+    let reason = || world.host(0).nodes()[1]["reason"].to_string();
+    eventually(|| reason().contains("10.0.0.2:7000: Connection refused"));
+    second = begin(1, Some("10.0.0.1"));
+    second.signal(Signal::INT);
+    eventually(|| log().contains("has left"));
 }
 
-/// Packets are blocked under running nodes: commands of either host, its status and its explanations say so.
+/// Packets are blocked or translated under running nodes: commands of either host, its status and its explanations say
+/// so.
 #[test]
 fn commands_say_why_a_node_is_out_of_reach() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
@@ -77,9 +94,9 @@ fn commands_say_why_a_node_is_out_of_reach() {
         (1, 0, "halite ls"),
         (0, 1, "halite drain 1"),
     ];
-    for (at, other, line) in asked {
-        let here = &hosts[at];
-        let why = |text: &str| text.contains("answers over TCP, but packets (UDP)");
+    let check = |why: &str, (at, other, line): (usize, usize, &str)| {
+        let here: &Host = &hosts[at];
+        let why = |text: &str| text.contains(why);
         eventually(|| why(&here.ok(&format!("halite explain {other}"))));
         let explained = here.ok(&format!("halite explain {other}"));
         assert!(
@@ -91,10 +108,13 @@ fn commands_say_why_a_node_is_out_of_reach() {
         let complaint = here.fails(line);
         assert!(complaint.contains("nothing was done") && why(&complaint), "{complaint}");
         assert!(!complaint.contains("lost regions"), "{complaint}");
-    }
+    };
+    asked.into_iter().for_each(|asked| check("answers over TCP, but packets (UDP)", asked));
     hosts[0].let_all_arrive();
     eventually(|| hosts.iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
     assert!(hosts[0].nodes()[1]["reason"].is_null(), "they are connected again");
+    hosts[1].translate_packets();
+    asked.into_iter().for_each(|asked| check("a NAT translates the peer's address", asked));
 }
 
 /// The directory of names is out of reach of the only node on the command's host.

@@ -259,6 +259,21 @@ impl Host {
         self.ok(&format!("nft 'add rule inet arrivals packets {what} drop'"));
     }
 
+    /// Makes UDP packets of this host leave from another port from now on, as a NAT does, without notice to any process.
+    /// Not by the kernel's NAT, which leaves packets alone that answer others.
+    pub fn translate_packets(&self) {
+        self.ok("nft add table inet leaving");
+        self.ok("nft 'add chain inet leaving packets { type filter hook output priority 0; }'");
+        self.ok("nft add rule inet leaving packets oifname cable udp sport set 40000");
+    }
+
+    /// Forwards a TCP port of this host to another one from now on.
+    pub fn forward_tcp(&self, from: u16, to: u16) {
+        self.ok("nft add table ip forwarded");
+        self.ok("nft 'add chain ip forwarded arriving { type nat hook prerouting priority -100; }'");
+        self.ok(&format!("nft add rule ip forwarded arriving tcp dport {from} redirect to :{to}"));
+    }
+
     pub fn let_all_arrive(&self) {
         self.ok("nft delete table inet arrivals");
     }

@@ -47,6 +47,20 @@ fn clusters_share_an_etcd_and_name_without_node_0() {
     let is_refused = |heading: &str| format!("etcd://a:1/one/{heading}").parse::<EtcdAddress>().is_err();
     let open: Vec<&str> = headings.filter(|heading| !is_refused(heading)).collect();
     assert!(open.is_empty() && keys.contains("/one/names/a"), "{open:?} of {keys}");
+    // Commands and applications that joined leave no key behind.
+    for line in [
+        &format!("--embed put b {file} --node 1"),
+        "--embed get b",
+        "--embed ls",
+        "rm b",
+        "run log --segment 64K --seconds 0.1",
+    ] {
+        scratch.ok(line);
+    }
+    let keys = etcd.ctl(&["get", "--prefix", "/one/homes/", "--keys-only"]);
+    let homes = keys.lines().filter_map(|key| key.strip_prefix("/one/homes/")?.split('.').next());
+    let homes: Vec<u32> = homes.map(|node| node.parse().unwrap()).collect();
+    assert!(homes.contains(&1) && homes.iter().all(|node| *node < 3), "{keys}");
     Process::open(scratch.pid(0)).kill();
     scratch.ok(&format!("put b {file} --node 2"));
     assert_eq!(scratch.ok("get a"), "words");

@@ -33,6 +33,9 @@ fn files_go_over_udp_with_and_without_receivers() {
             "{explained}"
         );
         assert!(scratch.run("get model").stdout == bytes(3_000_000));
+        scratch.ok(&format!("put 9 {}", file.display()));
+        let complaint = scratch.fails("explain 9", 1);
+        assert!(complaint.contains("a region has this name: add --region"), "{complaint}");
         // A command's own connection would be new, and show a few packets.
         let explained = &scratch.json("explain 2 --json")[0];
         assert!(explained["path"]["arrived"].as_u64() > Some(3_000_000 / 4096), "{explained}");

@@ -72,7 +72,7 @@ use self::core::Core;
 pub use self::greeting::check_greeting;
 pub use self::probe::{SocketProbe, probe};
 use self::receivers::Receivers;
-pub use self::scope::unscoped;
+pub use self::scope::{scope_of, scoped, unscoped};
 pub use self::stateless::ResponderMode;
 pub use self::translated::AddressChanged;
 use crate::secure::{SecretError, Secrets};

@@ -6,7 +6,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 /// Returns the number of the interface that has this link-local address of this host; 0 for any other address.
-pub(super) fn scope_of(own: IpAddr) -> u32 {
+pub fn scope_of(own: IpAddr) -> u32 {
     match is_link_local(own) {
         true => interface_with(own, &std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default()),
         false => 0,
@@ -14,7 +14,7 @@ pub(super) fn scope_of(own: IpAddr) -> u32 {
 }
 
 /// Returns the address with a scope if it is link-local, has none, and `scope` is one.
-pub(super) fn scoped(mut address: SocketAddr, scope: u32) -> SocketAddr {
+pub fn scoped(mut address: SocketAddr, scope: u32) -> SocketAddr {
     if let SocketAddr::V6(of_v6) = &mut address
         && scope != 0
         && is_link_local((*of_v6.ip()).into())

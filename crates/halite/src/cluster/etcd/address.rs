@@ -66,7 +66,7 @@ impl FromStr for EtcdAddress {
 }
 
 fn parse(text: &str) -> Result<EtcdAddress, String> {
-    let rest = text.strip_prefix("etcd://").ok_or("the address does not begin with etcd://")?;
+    let rest = text.strip_prefix("etcd://").ok_or_else(|| scheme_error(text))?;
     // A password may contain any of the separators that follow.
     let (user, rest) = match rest.rsplit_once('@') {
         Some((user, rest)) => (Some(user), rest),
@@ -103,6 +103,16 @@ fn parse(text: &str) -> Result<EtcdAddress, String> {
         (Some(_), ..) => return Err("cert and key need each other; give both".to_owned()),
     };
     Ok(EtcdAddress { endpoints, user, prefix, tls })
+}
+
+/// Explains how to write an address that has no or another scheme.
+fn scheme_error(text: &str) -> String {
+    let instead = match text.split_once("://") {
+        Some(("https", _)) => "; for TLS, write etcd://HOST:PORT?ca=FILE",
+        Some(("http", _)) => "; for HTTP without TLS, write etcd://HOST:PORT",
+        _ => "",
+    };
+    format!("the address does not begin with etcd://{instead}")
 }
 
 fn is_endpoint(endpoint: &str) -> bool {
@@ -165,9 +175,12 @@ impl Files {
 /// Returns an address for display, without the password.
 fn without_password(text: &str) -> String {
     let Some((before, host)) = text.rsplit_once('@') else { return text.to_owned() };
-    let user = before.strip_prefix("etcd://").unwrap_or(before);
+    let (scheme, user) = match before.split_once("://") {
+        Some((scheme, user)) if scheme.chars().all(|letter| letter.is_ascii_alphabetic()) => (scheme, user),
+        _ => ("etcd", before),
+    };
     let name = user.split_once(':').map_or(user, |(name, _)| name);
-    format!("etcd://{name}:...@{host}")
+    format!("{scheme}://{name}:...@{host}")
 }
 
 /// Formats the address with the password, for a file that only its owner reads.
@@ -269,7 +282,9 @@ mod tests {
         for (wrong, why) in [
             ("", "begin with"),
             ("a:1", "begin with"),
-            ("http://a:1", "begin with"),
+            ("http://a:1", "write etcd://HOST:PORT"),
+            ("https://u:secret@a:1", "https://u:...@a:1"),
+            ("https://a:1", "write etcd://HOST:PORT?ca=FILE"),
             ("etcd://", "HOST:PORT"),
             ("etcd://a", "HOST:PORT"),
             ("etcd://a:x", "HOST:PORT"),
