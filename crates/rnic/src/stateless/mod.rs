@@ -28,6 +28,7 @@
 
 mod clock;
 mod inbox;
+mod lane;
 mod orders;
 mod record;
 mod requester;
@@ -38,6 +39,7 @@ mod work;
 
 pub use clock::ServerClock;
 pub use inbox::{AnswerError, Message};
+pub use lane::{LANE_SEND_BYTES_MAX, Lane, PACKET_BYTES_MAX, PART_BYTES_MAX};
 pub use orders::{Order, OrderDone, OrderKind, OrderOutcome, OrdersFull, Target};
 pub use requester::{Requester, WINDOW_PACKETS};
 pub use responder::{Counters, EFFECT_LIFE_NS, Responder};

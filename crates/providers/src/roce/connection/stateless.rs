@@ -5,22 +5,19 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use halite_rnic::stateless::{OVERHEAD_BYTES, PAYLOAD_BYTES_MAX};
+use halite_rnic::stateless::{Lane as StatelessLane, PACKET_BYTES_MAX, PART_BYTES_MAX};
 
 use super::super::greeting::Grants;
 use super::super::lock;
 use super::super::memory::View;
-use super::super::stateless::{PART_BYTES, StatelessLane};
-use super::{Connection, Lane, LaneContext};
-
-/// Maximum length of a packet of a stateless lane in bytes.
-const PACKET_BYTES_MAX: usize = OVERHEAD_BYTES + PAYLOAD_BYTES_MAX;
+use super::super::stateless::{grant_of, grants_of};
+use super::{Connection, Lane, LaneContext, Waiting};
 
 impl Connection {
     /// Returns the keys with which the peer accesses all registered memory of this end; `None` if the lanes are stateful.
     pub(in crate::roce) fn grants(&self) -> Option<Grants> {
         let port = self.port_use.port();
-        self.is_stateless().then(|| lock(&port.responder).grants(self.address, self.their_qpns))
+        self.is_stateless().then(|| grants_of(&lock(&port.responder), self.address, self.their_qpns))
     }
 
     /// Installs the peer's grants in stateless lanes, unless they have some.
@@ -30,7 +27,7 @@ impl Connection {
             // The number of the first packet is random, so no earlier requester used the numbers after it.
             let first_number = u64::from(lane.first_psn.value()) << 32;
             if let Some(stateless) = &mut lane.stateless {
-                stateless.grant(qpn, grant, first_number, patience.as_nanos() as u64);
+                stateless.set_grant(grant_of(qpn, grant), first_number, patience.as_nanos() as u64);
             }
         }
     }
@@ -54,14 +51,25 @@ impl Connection {
 impl Lane {
     /// Fills a stateless lane with the waiting requests whose turn it is.
     fn fill_stateless(&mut self) {
-        let (backlog, divided, part_bytes) = (&mut self.backlog, &mut self.divided, PART_BYTES.into());
-        let Some(stateless) = &mut self.stateless else { return };
-        stateless.fill(|| {
-            backlog.pop(part_bytes, |waiting| {
+        let part_bytes = PART_BYTES_MAX.into();
+        while self.stateless.as_ref().is_some_and(StatelessLane::takes_request) {
+            let divided = &mut self.divided;
+            let Some(waiting) = self.backlog.pop(part_bytes, |waiting| {
                 divided.insert(waiting.request.id, false);
                 waiting.divide(part_bytes)
-            })
-        });
+            }) else {
+                return;
+            };
+            self.post_stateless(waiting);
+        }
+    }
+
+    /// Posts a request whose turn it is to a stateless lane.
+    pub(super) fn post_stateless(&mut self, waiting: Waiting) {
+        let request = self.hold(waiting);
+        if let Some(stateless) = &mut self.stateless {
+            stateless.post(request);
+        }
     }
 
     /// Answers requests of stateless lanes that arrived from `from` at the given times in ns. Returns the number of those
@@ -87,9 +95,9 @@ impl Lane {
                 if stateless.has_ended() {
                     return None;
                 }
-                let (len, message) = responder.handle(arrived_ns, from, body, &view, buffer)?;
+                let len = responder.handle_packet(arrived_ns, from, body, &view, buffer)?;
                 handled += 1;
-                if let Some(message) = message {
+                if let Some(message) = responder.poll_message() {
                     stateless.handle_message(message);
                 }
                 Some(len)
@@ -125,15 +133,16 @@ impl Lane {
     pub(super) fn transmit_stateless(
         &mut self,
         connection: &Connection,
-        now_ns: u64,
+        context: LaneContext<'_>,
         singly: bool,
     ) -> Option<u64> {
         let clock = *lock(connection.clock.as_ref()?);
-        let Connection { outwards, address, own_address, port_use, .. } = connection;
+        let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let ends = (*own_address, *address);
         let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, |buffer| {
             self.fill_stateless();
-            self.stateless.as_mut()?.poll_transmit(now_ns, &clock, buffer)
+            let view = View { registered: context.registered, salt: *salt, held: &self.held };
+            self.stateless.as_mut()?.poll_transmit(context.now_ns, &clock, &view, buffer)
         });
         self.trains_refused += refused;
         self.stateless.as_ref()?.poll_timeout()
