@@ -63,7 +63,6 @@ use halite_fabric::{
     RegisterError, Sleeper, WorkRequest,
 };
 use halite_mem::{Segment, Window};
-use halite_rnic::stateless::WINDOW_PACKETS;
 pub use halite_rnic::{Congestion, Counters, Mtu};
 
 use self::capture::Capture;
@@ -513,7 +512,6 @@ impl Fabric for RoceFabric {
     fn path(&self, peer: PeerId) -> Option<Path> {
         let connection = self.core.peer(peer)?;
         let counters = self.counters(peer)?;
-        let window = |index| connection.lane(index).qp().window_packets();
         let [sent, repeated, arrived] = connection.stateless_packets();
         let (is_stateless, responder_reason) = connection.responder();
         let mtu = (0..LANES).map(|index| connection.lane(index).qp().path_mtu()).min();
@@ -528,10 +526,7 @@ impl Fabric for RoceFabric {
             trains_refused: (0..LANES).map(|index| connection.lane(index).trains_refused()).sum(),
             arrived: counters.arrived + arrived,
             duplicates: counters.duplicates,
-            window_packets: match is_stateless {
-                true => vec![WINDOW_PACKETS as u32; LANES],
-                false => (0..LANES).map(window).collect(),
-            },
+            window_packets: (0..LANES).map(|index| connection.lane(index).window_packets()).collect(),
             congestion: connection.lane(0).qp().congestion().name(),
             responder: if is_stateless { ResponderMode::Stateless } else { ResponderMode::Stateful }.name(),
             responder_reason,

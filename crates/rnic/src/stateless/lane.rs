@@ -16,6 +16,7 @@ use super::clock::ServerClock;
 use super::inbox::Message;
 use super::requester::Requester;
 use super::tag::Grant;
+use super::window::WINDOW_PACKETS;
 use super::wire::{NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_MAX};
 use super::work::{Done, Outcome, Work};
 use crate::memory::{Memory, Refused};
@@ -28,8 +29,12 @@ pub const PACKET_BYTES_MAX: usize = OVERHEAD_BYTES + PAYLOAD_BYTES_MAX;
 pub const LANE_SEND_BYTES_MAX: usize = 64 << 10;
 /// Maximum length in bytes of the parts in which requests enter the requester, which copies them.
 pub const PART_BYTES_MAX: u32 = 256 << 10;
-/// Maximum number of parts in the requester, so that the next one is ready when one ends.
-const PARTS_MAX: usize = 2;
+/// Number of parts in the requester at which it takes further parts only if they are executed at the same time: the next
+/// one is ready when one ends.
+const PARTS_IN_TURN: usize = 2;
+/// Maximum number of parts in the requester, and of their bytes.
+const PARTS_MAX: usize = 64;
+const PARTS_BYTES_MAX: u64 = 1 << 20;
 /// Maximum length in bytes of a write that travels in one packet with its immediate.
 const NOTED_BYTES_MAX: u32 = (PAYLOAD_BYTES_MAX - NOTE_BYTES) as u32;
 /// Flags of a note: the receiver's doorbell rings; the message reports a write, and has no bytes.
@@ -59,10 +64,22 @@ pub struct Lane {
 struct Part {
     /// Ids of the requests, each with true if its completion is reported.
     ids: Vec<(u64, bool)>,
+    kind: Kind,
+    /// Length in bytes.
+    len: u32,
     is_last: bool,
-    is_atomic: bool,
     /// Local memory for the bytes of a read.
     target: Option<Local>,
+}
+
+/// What a part does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Read,
+    Write,
+    Atomic,
+    /// A message, or a write with one.
+    Message,
 }
 
 /// A message of which not all parts have arrived.
@@ -96,6 +113,11 @@ impl Lane {
         self.has_ended
     }
 
+    /// Returns the current maximum number of packets in flight.
+    pub fn window_packets(&self) -> usize {
+        self.requester.as_ref().map_or(WINDOW_PACKETS, Requester::window_packets)
+    }
+
     /// Returns the number of request packets sent, of retransmissions among these, and of packets that
     /// [`Lane::add_arrived`] has counted.
     pub fn packets(&self) -> [u64; 3] {
@@ -110,8 +132,7 @@ impl Lane {
 
     /// Returns true if no posted request waits to enter the requester, which could take one.
     pub fn takes_request(&self) -> bool {
-        let has_room = self.requester.is_some() && self.parts.len() < PARTS_MAX;
-        self.posted.is_empty() && has_room && !self.has_ended
+        self.posted.is_empty() && self.requester.is_some() && self.has_room(true)
     }
 
     /// Appends a request. Requests are executed, and complete, in the order in which they were posted.
@@ -119,17 +140,41 @@ impl Lane {
         self.posted.push_back(request);
     }
 
+    /// Returns true if the requester takes a part; `overlaps` if it is executed at the same time as the last one.
+    fn has_room(&self, overlaps: bool) -> bool {
+        let bytes = || self.parts.iter().map(|part| u64::from(part.len)).sum::<u64>();
+        match self.parts.len() {
+            0..PARTS_IN_TURN => true,
+            count => overlaps && count < PARTS_MAX && bytes() < PARTS_BYTES_MAX,
+        }
+    }
+
+    /// Returns true if the next part may be executed at the same time as the last one: both are reads, or both are parts
+    /// of the same write. Everything else happens in order.
+    fn overlaps(&self) -> bool {
+        let (Some(last), Some(next)) = (self.parts.back(), self.posted.front()) else { return false };
+        match &next.operation {
+            Operation::Read { .. } => last.kind == Kind::Read,
+            Operation::Write { imm, .. } => {
+                last.kind == Kind::Write && !last.is_last && !is_noted(next, *imm, self.begun_bytes)
+            }
+            _ => false,
+        }
+    }
+
     /// Moves parts of posted requests to the requester, as far as it takes them.
     fn post_parts(&mut self, memory: &impl Memory) {
-        let Some(requester) = self.requester.as_mut().filter(|_| !self.has_ended) else { return };
-        while self.parts.len() < PARTS_MAX
-            && let Some(request) = self.posted.front()
-        {
-            let Ok((rkey, mut work, mut part, len)) = part_of(request, self.begun_bytes, memory) else {
+        while let Some(request) = self.posted.front() {
+            let overlaps = self.overlaps();
+            if !self.has_room(overlaps) {
+                return;
+            }
+            let Some(requester) = &mut self.requester else { return };
+            let Ok((rkey, mut work, mut part)) = part_of(request, self.begun_bytes, memory) else {
                 self.fail(None, Status::LocalAccess, Cause::LocalAccess);
                 return;
             };
-            self.begun_bytes += len;
+            self.begun_bytes += part.len;
             if part.is_last {
                 self.posted.pop_front();
                 self.begun_bytes = 0;
@@ -143,7 +188,7 @@ impl Lane {
                 bytes.extend(next_bytes);
                 part.ids.push((next.id, next.signalled));
             }
-            let posted = requester.post_to(0, rkey, work);
+            let posted = requester.post_to(0, rkey, work, overlaps);
             assert_eq!(posted, Ok(()), "parts are few and short");
             self.parts.push_back(part);
         }
@@ -173,7 +218,7 @@ impl Lane {
     /// Returns the time in ns at which [`Lane::poll_transmit`] may have a packet; `None` if nothing is outstanding.
     pub fn poll_timeout(&self) -> Option<u64> {
         let requester = self.requester.as_ref()?;
-        let has_part = !self.posted.is_empty() && self.parts.len() < PARTS_MAX;
+        let has_part = !self.posted.is_empty() && self.has_room(self.overlaps());
         if has_part { Some(0) } else { requester.poll_timeout() }
     }
 
@@ -208,7 +253,8 @@ impl Lane {
             if !part.target.is_none_or(lands) {
                 return self.fail(Some(part), Status::LocalAccess, Cause::LocalAccess);
             }
-            let old = bytes.first_chunk().filter(|_| part.is_atomic).map(|old| u64::from_be_bytes(*old));
+            let old =
+                bytes.first_chunk().filter(|_| part.kind == Kind::Atomic).map(|old| u64::from_be_bytes(*old));
             let signalled = part.ids.iter().filter(|(_, signalled)| part.is_last && *signalled);
             let completed = signalled.map(|(id, _)| (*id, Status::Success, old));
             self.events.extend(completed.map(|(id, status, old)| Event::Completed { id, status, old }));
@@ -301,6 +347,11 @@ fn joins(request: &Request, bytes: usize) -> bool {
     matches!(request.operation, Operation::Send { .. }) && bytes + NOTE_BYTES + len <= PAYLOAD_BYTES_MAX
 }
 
+/// Returns true if the rest of a write travels in one packet with its immediate.
+fn is_noted(request: &Request, imm: Option<u32>, done: u32) -> bool {
+    imm.is_some() && request.operation.len_bytes() - done <= NOTED_BYTES_MAX
+}
+
 /// Returns the header of a message of `len` bytes, or of the report of a write.
 fn note(imm: u32, solicited: bool, notifies: bool, len: usize) -> [u8; NOTE_BYTES] {
     let [a, b, c, d] = imm.to_be_bytes();
@@ -309,51 +360,56 @@ fn note(imm: u32, solicited: bool, notifies: bool, len: usize) -> [u8; NOTE_BYTE
     [a, b, c, d, flags, e, f, g]
 }
 
-/// Returns the part of a request that begins after `done` bytes: the key of the peer's memory, the part's request, and
-/// its length. Fails if the local memory does not contain the request.
-fn part_of(request: &Request, done: u32, memory: &impl Memory) -> Result<(u32, Work, Part, u32), Refused> {
+/// Returns the part of a request that begins after `done` bytes: the key of the peer's memory, and the part's request.
+/// Fails if the local memory does not contain the request.
+fn part_of(request: &Request, done: u32, memory: &impl Memory) -> Result<(u32, Work, Part), Refused> {
     let Request { id, operation, signalled, solicited } = request;
-    let ids = vec![(*id, *signalled)];
-    let mut part = Part { ids, is_last: true, is_atomic: false, target: None };
-    let (rkey, work, len) = match operation {
+    let rest = operation.len_bytes() - done;
+    let mut part = Part {
+        ids: vec![(*id, *signalled)],
+        kind: Kind::Message,
+        len: rest.min(PART_BYTES_MAX),
+        is_last: rest <= PART_BYTES_MAX,
+        target: None,
+    };
+    let (rkey, work) = match operation {
         Operation::Send { bytes, imm } => {
             let note = note(imm.unwrap_or(0), *solicited, false, bytes.len());
-            (0, Work::Send { bytes: [&note[..], bytes].concat() }, bytes.len() as u32)
+            (0, Work::Send { bytes: [&note[..], bytes].concat() })
         }
         Operation::Write { source, remote, imm } => {
-            let rest = operation.len_bytes() - done;
             let address = remote.address.wrapping_add(done.into());
-            let noted = imm.filter(|_| rest <= NOTED_BYTES_MAX);
-            let len = if noted.is_some() { rest } else { rest.min(PART_BYTES_MAX) };
-            part.is_last = noted.is_some() || imm.is_none() && len == rest;
-            let note = noted.map(|imm| note(imm, *solicited, true, 0));
-            let note = note.as_ref().map_or(&[][..], |note| &note[..]);
-            let bytes = with_source(note, source, memory, done, len)?;
-            let work = match noted {
-                Some(_) => Work::WriteNote { address, note_and_bytes: bytes },
-                None => Work::Write { address, bytes },
-            };
-            (remote.rkey, work, len)
+            match imm.filter(|_| is_noted(request, *imm, done)) {
+                Some(imm) => {
+                    let note = note(imm, *solicited, true, 0);
+                    let note_and_bytes = with_source(&note, source, memory, done, part.len)?;
+                    (remote.rkey, Work::WriteNote { address, note_and_bytes })
+                }
+                None => {
+                    part.kind = Kind::Write;
+                    part.is_last &= imm.is_none();
+                    let bytes = with_source(&[], source, memory, done, part.len)?;
+                    (remote.rkey, Work::Write { address, bytes })
+                }
+            }
         }
-        Operation::Read { local, remote, len } => {
-            let rest = len - done;
-            let len = rest.min(PART_BYTES_MAX);
-            part.is_last = len == rest;
+        Operation::Read { local, remote, .. } => {
+            part.kind = Kind::Read;
             part.target = Some(Local { address: local.address + u64::from(done), ..*local });
             let address = remote.address.wrapping_add(done.into());
-            (remote.rkey, Work::Read { address, len: len as usize }, len)
+            (remote.rkey, Work::Read { address, len: part.len as usize })
         }
         Operation::FetchAdd { remote, add } => {
-            part.is_atomic = true;
-            (remote.rkey, Work::FetchAdd { address: remote.address, add: *add }, 8)
+            part.kind = Kind::Atomic;
+            (remote.rkey, Work::FetchAdd { address: remote.address, add: *add })
         }
         Operation::CompareSwap { remote, expected, new } => {
-            part.is_atomic = true;
+            part.kind = Kind::Atomic;
             let (address, expected, new) = (remote.address, *expected, *new);
-            (remote.rkey, Work::CompareSwap { address, expected, new }, 8)
+            (remote.rkey, Work::CompareSwap { address, expected, new })
         }
     };
-    Ok((rkey, work, part, len))
+    Ok((rkey, work, part))
 }
 
 /// Returns the note, and after it `len` bytes of the source from `done` on.

@@ -49,6 +49,12 @@ impl Connection {
 
 /// The caller holds the lock of the lane.
 impl Lane {
+    /// Returns the current maximum number of packets in flight.
+    pub(in crate::roce) fn window_packets(&self) -> u32 {
+        let queue_pair = || self.qp.window_packets();
+        self.stateless.as_ref().map_or_else(queue_pair, |stateless| stateless.window_packets() as u32)
+    }
+
     /// Fills a stateless lane with the waiting requests whose turn it is.
     fn fill_stateless(&mut self) {
         let part_bytes = PART_BYTES_MAX.into();
