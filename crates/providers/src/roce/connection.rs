@@ -24,6 +24,7 @@ use halite_rnic::{
     Source, State, Status as RnicStatus,
 };
 
+use self::stateless::Answers;
 use super::backlog::Backlog;
 use super::events::Events;
 use super::greeting::Offer;
@@ -98,6 +99,8 @@ pub(super) struct Lane {
     held: Held<Window>,
     /// Carries the requests in place of the queue pair, if the connection is stateless.
     stateless: Option<StatelessLane>,
+    /// Answers to requests of a stateless lane that wait for the next poll, or for the next request of this end.
+    answers: Answers,
     /// Requests that wait for their flow's turn.
     backlog: Backlog<Waiting>,
     /// Ids of the writes that leave in parts and have not completed. True if the completion has been reported, because a
@@ -190,6 +193,7 @@ impl Connection {
                 qp,
                 held,
                 stateless: is_stateless.then(StatelessLane::default),
+                answers: Answers::default(),
                 backlog,
                 divided,
                 wants_room,
@@ -691,7 +695,7 @@ impl Lane {
             self.qp.poll_transmit(context.now_ns, &view, bytes)
         });
         self.trains_refused += refused;
-        let stateless_ns = self.transmit_stateless(connection, context, singly);
+        let stateless_ns = self.transmit_stateless(connection, context, holds_acks, singly);
         self.qp.poll_timeout().into_iter().chain(stateless_ns).min()
     }
 
@@ -766,7 +770,7 @@ impl Lane {
 
     /// Returns true if the lane holds an acknowledgement back until the next poll.
     pub(super) fn holds_ack(&self, now_ns: u64) -> bool {
-        self.qp.holds_ack(now_ns)
+        self.qp.holds_ack(now_ns) || !self.answers.is_empty()
     }
 
     pub(super) fn trains_refused(&self) -> u64 {

@@ -1,17 +1,21 @@
 //! The steps of a stateless lane: what [`super::super::stateless`] needs from the connection, the socket and the memory.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use halite_rnic::stateless::{Lane as StatelessLane, PACKET_BYTES_MAX, PART_BYTES_MAX};
+use halite_rnic::stateless::{Lane as StatelessLane, OVERHEAD_BYTES, PACKET_BYTES_MAX, PART_BYTES_MAX};
 
 use super::super::greeting::Grants;
 use super::super::lock;
 use super::super::memory::View;
 use super::super::stateless::{grant_of, grants_of};
 use super::{Connection, Lane, LaneContext, Waiting};
+
+/// Answers without bytes, which acknowledge a write or a message.
+pub(super) type Answers = VecDeque<[u8; OVERHEAD_BYTES]>;
 
 impl Connection {
     /// Returns the keys with which the peer accesses all registered memory of this end; `None` if the lanes are stateful.
@@ -79,15 +83,17 @@ impl Lane {
     }
 
     /// Answers requests of stateless lanes that arrived from `from` at the given times in ns. Returns the number of those
-    /// that the peer sent.
+    /// that the peer sent. If `holds` is true, keeps answers without bytes for the next poll: a process that has waited
+    /// for the request proceeds before the answer is sent, and its own next request carries it.
     pub(in crate::roce) fn answer_requests<'p>(
         &mut self,
         connection: &Connection,
         context: LaneContext<'_>,
         from: SocketAddr,
         mut packets: impl Iterator<Item = (u64, &'p [u8])>,
+        holds: bool,
     ) -> u64 {
-        let Lane { stateless: Some(stateless), held, singly_until_ns, .. } = self else { return 0 };
+        let Lane { stateless: Some(stateless), answers, held, singly_until_ns, .. } = self else { return 0 };
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let view = View { registered: context.registered, salt: *salt, held };
         let ends = (*own_address, *address);
@@ -105,6 +111,10 @@ impl Lane {
                 handled += 1;
                 if let Some(message) = responder.poll_message() {
                     stateless.handle_message(message);
+                }
+                if holds && let Some(answer) = buffer[..len].first_chunk().filter(|_| len == OVERHEAD_BYTES) {
+                    answers.push_back(*answer);
+                    return None;
                 }
                 Some(len)
             })
@@ -140,15 +150,23 @@ impl Lane {
         &mut self,
         connection: &Connection,
         context: LaneContext<'_>,
+        holds_answers: bool,
         singly: bool,
     ) -> Option<u64> {
-        let clock = *lock(connection.clock.as_ref()?);
+        let (clock, mut has_sent) = (*lock(connection.clock.as_ref()?), false);
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let ends = (*own_address, *address);
         let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, |buffer| {
             self.fill_stateless();
             let view = View { registered: context.registered, salt: *salt, held: &self.held };
-            self.stateless.as_mut()?.poll_transmit(context.now_ns, &clock, &view, buffer)
+            let len = self.stateless.as_mut()?.poll_transmit(context.now_ns, &clock, &view, buffer);
+            has_sent |= len.is_some();
+            // Answers are shorter than requests, so both fit into one train.
+            len.or_else(|| {
+                let answer = if has_sent || !holds_answers { self.answers.pop_front() } else { None };
+                buffer[..OVERHEAD_BYTES].copy_from_slice(&answer?);
+                Some(OVERHEAD_BYTES)
+            })
         });
         self.trains_refused += refused;
         self.stateless.as_ref()?.poll_timeout()
