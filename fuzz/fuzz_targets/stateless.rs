@@ -68,7 +68,7 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
         }
         _ => false,
     };
-    assert_eq!(requester.post_to(1, rkey % 2, work).is_err(), is_too_long);
+    assert_eq!(requester.post_to(1, rkey % 2, work, false).is_err(), is_too_long);
     if is_too_long {
         return;
     }

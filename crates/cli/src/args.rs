@@ -163,7 +163,7 @@ fn congestion() -> impl TypedValueParser<Value = Congestion> {
     PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
 }
 
-fn responder() -> impl TypedValueParser<Value = ResponderMode> {
+pub fn responder() -> impl TypedValueParser<Value = ResponderMode> {
     let names = ResponderMode::ALL.map(|mode| PossibleValue::new(mode.name()).help(mode.summary()));
     let named = |name: String| ResponderMode::ALL.into_iter().find(|mode| mode.name() == name);
     PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))

@@ -30,6 +30,11 @@ impl<T> Held<T> {
         self.held.push_back(memory);
     }
 
+    /// Removes the entry added last, whose request was refused.
+    pub fn pop(&mut self) {
+        self.held.pop_back();
+    }
+
     /// Drops all entries except the newest `count`.
     pub fn keep_last(&mut self, count: usize) {
         let ended = self.held.len().saturating_sub(count);

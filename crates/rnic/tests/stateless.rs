@@ -724,7 +724,7 @@ fn a_note_arrives_once_with_its_bytes() {
 fn a_grant_of_all_keys_permits_each_known_key() {
     let mut world = World::new(Rights::AnyKey);
     let mut post = |rkey, work: Work| {
-        world.requester.post_to(1, rkey, work).unwrap();
+        world.requester.post_to(1, rkey, work, false).unwrap();
         loop {
             assert!(world.step());
             if let Some(done) = world.requester.poll_done() {
@@ -739,7 +739,7 @@ fn a_grant_of_all_keys_permits_each_known_key() {
     assert_eq!(post(KEY + 1, write()), Outcome::Refused);
     // Under a grant of one key, the tag of a packet that names another is wrong: the responder never answers it.
     let mut world = World::new(Rights::ReadWrite);
-    world.requester.post_to(1, KEY + 1, write()).unwrap();
+    world.requester.post_to(1, KEY + 1, write(), false).unwrap();
     while world.step() {}
     assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(Outcome::MaybeDone));
     assert!(world.responder.counters().forged > 0);

@@ -73,6 +73,10 @@ pub struct Profile {
     pub fence: Fence,
     /// Time that the action of `fence` takes.
     pub fence_ns: u64,
+    /// The time T of lanes without connection state at the responder (`halite_rnic::stateless`), which processes drive;
+    /// if absent, lanes are queue pairs.
+    #[serde(default)]
+    pub effect_life_ns: Option<u64>,
     /// Units and caches of the adapter; if absent, an adapter handles any number of packets at once.
     #[serde(default)]
     pub adapter: Option<Adapter>,
@@ -236,6 +240,9 @@ pub enum ProfileError {
          with acknowledged = \"process\", atomics must be \"processor\""
     )]
     NoQueuePair,
+    /// The profile has stateless lanes, but no process drives them.
+    #[error("cannot use a hardware profile: effect_life_ns requires acknowledged = \"process\"")]
+    NotStateless,
     /// The profile has units of an adapter, but no adapter executes its requests.
     #[error(
         "cannot use a hardware profile: [adapter] requires cut_off = \"target\" and acknowledged = \"adapter\""
@@ -251,12 +258,13 @@ pub enum ProfileError {
 
 impl Profile {
     /// Names of the built-in profiles.
-    pub const NAMES: [&str; 8] = [
+    pub const NAMES: [&str; 9] = [
         "local",
         "local-torn",
         "rnic-100g",
         "rnic-100g-hca",
         "roce-100g",
+        "roce-100g-stateless",
         "cx3-40g",
         "connectib-fdr",
         "cx6dx-100g",
@@ -273,6 +281,7 @@ impl Profile {
     pub fn named(name: &str) -> Result<Profile, ProfileError> {
         match name {
             "rnic-100g-hca" => Ok(Profile::rnic_100g_hca()),
+            "roce-100g-stateless" => Ok(Profile::roce_100g_stateless()),
             _ => Profile::from_toml(Profile::toml(name)?),
         }
     }
@@ -284,7 +293,7 @@ impl Profile {
             "local" => include_str!("../profiles/local.toml"),
             "local-torn" => include_str!("../profiles/local-torn.toml"),
             "rnic-100g" | "rnic-100g-hca" => include_str!("../profiles/rnic-100g.toml"),
-            "roce-100g" => include_str!("../profiles/roce-100g.toml"),
+            "roce-100g" | "roce-100g-stateless" => include_str!("../profiles/roce-100g.toml"),
             "cx3-40g" => include_str!("../profiles/cx3-40g.toml"),
             "connectib-fdr" => include_str!("../profiles/connectib-fdr.toml"),
             "cx6dx-100g" => include_str!("../profiles/cx6dx-100g.toml"),
@@ -316,6 +325,12 @@ impl Profile {
     /// Returns the profile of hosts whose processes drive RoCEv2 over UDP in software.
     pub fn roce_100g() -> Profile {
         Profile::built_in("roce-100g")
+    }
+
+    /// Returns [`Profile::roce_100g`] with lanes without connection state at the responder. The time until a peer that
+    /// does not answer counts as dead is 10 ms, four times T: so a request may also expire, and be sent anew.
+    pub fn roce_100g_stateless() -> Profile {
+        Profile { effect_life_ns: Some(2_500_000), retries_max: 20, ..Profile::roce_100g() }
     }
 
     fn built_in(name: &str) -> Profile {
@@ -358,6 +373,9 @@ impl Profile {
                 wanted: "a multiple of 8, so that words are not torn",
             });
         }
+        if self.effect_life_ns.is_some() && !self.is_driven_by_process() {
+            return Err(ProfileError::NotStateless);
+        }
         match self.adapter {
             Some(_) if !self.is_adapter() || self.is_driven_by_process() => Err(ProfileError::NoUnits),
             _ => Ok(()),
@@ -391,6 +409,7 @@ impl Profile {
             ("notice_ns", self.notice_ns, 0..=*TIMER_NS.end()),
             ("fence_ns", self.fence_ns, 0..=*TIMER_NS.end()),
         ];
+        let of_lanes = self.effect_life_ns.iter().map(|ns| ("effect_life_ns", *ns, TIMER_NS));
         let of_adapter = self.adapter.iter().flat_map(|adapter| {
             [
                 ("adapter.packet_ns", adapter.packet_ns, COST_NS),
@@ -414,7 +433,7 @@ impl Profile {
                 ("processor.deregister_page_ns", processor.deregister_page_ns, COST_NS),
             ]
         });
-        let mut values = own.into_iter().chain(of_adapter).chain(of_processor);
+        let mut values = own.into_iter().chain(of_lanes).chain(of_adapter).chain(of_processor);
         match values.find(|(_, value, range)| !range.contains(value)) {
             Some((field, value, range)) => Err(ProfileError::Range { field, value, range }),
             None => Ok(()),

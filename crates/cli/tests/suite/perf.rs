@@ -146,7 +146,10 @@ fn many_clients_share_one_server() {
     assert!(std::fs::read_to_string(&svg).unwrap().contains("clients"));
     for (line, reason) in [
         ("perf fan_in --clients 0", "--clients must be from 1 to 1000000"),
-        ("perf fan_in --clients 10001 --mode stateful", "--clients must be from 1 to 10000"),
+        (
+            "perf fan_in --clients 10001 --mode stateful",
+            "not 10001: each has a queue pair; --mode stateless takes up to",
+        ),
         ("perf fan_in --clients 10001 --mode grouped", "--clients must be from 1 to 10000"),
         ("perf fan_in --workload rounds", "--workload rounds needs --initiator server"),
         ("perf fan_in -s 2K", "-s must be from 1 to 1024 bytes"),

@@ -17,19 +17,20 @@ use halite_fabric::{
 };
 use halite_mem::Window;
 use halite_rnic::room::Share;
-use halite_rnic::stateless::ServerClock;
+use halite_rnic::stateless::{Lane as StatelessLane, ServerClock};
 use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
 use halite_rnic::{
     Cause, Config, Counters, Held, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request,
     Source, State, Status as RnicStatus,
 };
 
+use self::stateless::Answers;
 use super::backlog::Backlog;
 use super::events::Events;
 use super::greeting::Offer;
 use super::memory::{Registered, View};
 use super::ports::PortUse;
-use super::stateless::{StatelessLane, agree};
+use super::stateless::agree;
 use super::translated::{AddressChanged, Translated};
 use super::{INLINE_BYTES_MAX, LANES, SEND_BYTES_MAX, lock, read};
 
@@ -100,6 +101,8 @@ pub(super) struct Lane {
     held: Held<Window>,
     /// Carries the requests in place of the queue pair, if the connection is stateless.
     stateless: Option<StatelessLane>,
+    /// Answers to requests of a stateless lane that wait for the next poll, or for the next request of this end.
+    answers: Answers,
     /// Requests that wait for their flow's turn.
     backlog: Backlog<Waiting>,
     /// Ids of the writes that leave in parts and have not completed. True if the completion has been reported, because a
@@ -193,6 +196,7 @@ impl Connection {
                 qp,
                 held,
                 stateless: is_stateless.then(StatelessLane::default),
+                answers: Answers::default(),
                 backlog,
                 divided,
                 wants_room,
@@ -382,7 +386,7 @@ impl Connection {
     pub(super) fn rest(&self, registered: &Registered, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
         let mut packets = Vec::new();
         for lane in self.lanes() {
-            let waits = lane.stateless.as_ref().is_some_and(|stateless| stateless.outstanding() > 0);
+            let waits = lane.stateless.as_ref().is_some_and(|stateless| stateless.posted() > 0);
             if lane.backlog.len() > 0 || waits {
                 return None;
             }
@@ -476,10 +480,10 @@ impl Lane {
             return Err(PostCause::QueueFull);
         }
         let bytes = u64::from(waiting.request.operation.len_bytes());
-        if let Some(stateless) = &mut self.stateless {
+        if let Some(stateless) = &self.stateless {
             match flow {
                 _ if stateless.has_ended() => return Err(PostCause::NotConnected),
-                0 => stateless.push(waiting),
+                0 => self.post_stateless(waiting),
                 _ => self.backlog.push(flow, bytes, waiting.is_divisible(), waiting),
             }
             return Ok(());
@@ -493,30 +497,40 @@ impl Lane {
     }
 
     fn post_to_queue_pair(&mut self, waiting: Waiting) -> Result<(), PostCause> {
+        let request = self.hold(waiting);
+        self.qp.post(request).map_err(|error| {
+            self.held.pop();
+            match error {
+                PostError::QueueFull => {
+                    self.wants_room = true;
+                    PostCause::QueueFull
+                }
+                PostError::NotReady => PostCause::NotConnected,
+                PostError::Malformed => PostCause::Malformed,
+            }
+        })
+    }
+
+    /// Holds the local memory of a request. Returns the request with the key of this memory.
+    fn hold(&mut self, waiting: Waiting) -> Request {
         let Waiting { mut request, window } = waiting;
         match &mut request.operation {
             RnicOperation::Write { source: Source::Registered { local, .. }, .. }
             | RnicOperation::Read { local, .. } => local.key = self.held.next_key(),
             _ => {}
         }
-        match self.qp.post(request) {
-            Ok(()) => {
-                self.held.push(window);
-                Ok(())
-            }
-            Err(PostError::QueueFull) => {
-                self.wants_room = true;
-                Err(PostCause::QueueFull)
-            }
-            Err(PostError::NotReady) => Err(PostCause::NotConnected),
-            Err(PostError::Malformed) => Err(PostCause::Malformed),
-        }
+        self.held.push(window);
+        request
     }
 
     /// Returns the number of requests that have not completed.
     fn outstanding(&self) -> usize {
-        let stateless = self.stateless.as_ref().map_or(0, StatelessLane::outstanding);
-        self.qp.posted() + stateless + self.backlog.len()
+        self.posted() + self.backlog.len()
+    }
+
+    /// Returns the number of outstanding requests of the queue pair, or of the stateless lane in its place.
+    fn posted(&self) -> usize {
+        self.qp.posted() + self.stateless.as_ref().map_or(0, StatelessLane::posted)
     }
 
     /// Returns the number of unsent packets in the queue pair from which further requests wait for their turn. Before the
@@ -694,7 +708,7 @@ impl Lane {
             self.qp.poll_transmit(context.now_ns, &view, bytes)
         });
         self.trains_refused += refused;
-        let stateless_ns = self.transmit_stateless(connection, context.now_ns, singly);
+        let stateless_ns = self.transmit_stateless(connection, context, holds_acks, singly);
         self.qp.poll_timeout().into_iter().chain(stateless_ns).min()
     }
 
@@ -716,7 +730,7 @@ impl Lane {
 
     /// Moves the queue pair's events and completions to the connection's queue, as events of the fabric.
     pub(super) fn drain(&mut self, connection: &Connection, events: &Events, outcome: &mut Outcome) {
-        self.held.keep_last(self.qp.posted());
+        self.held.keep_last(self.posted());
         let peer = connection.peer;
         // Most steps cause no event, and take no lock.
         let mut queue = None;
@@ -769,7 +783,7 @@ impl Lane {
 
     /// Returns true if the lane holds an acknowledgement back until the next poll.
     pub(super) fn holds_ack(&self, now_ns: u64) -> bool {
-        self.qp.holds_ack(now_ns)
+        self.qp.holds_ack(now_ns) || !self.answers.is_empty()
     }
 
     pub(super) fn trains_refused(&self) -> u64 {

@@ -356,7 +356,7 @@ impl Core {
                 while let Some(next) = packets.next_if(|next| run.contains(*next)) {
                     run.push(next);
                 }
-                self.handle_run(&run, now_ns, &clock, &mut received);
+                self.handle_run(&run, now_ns, &clock, &mut received, held_acks.as_deref_mut());
                 continue;
             }
             let qpn = dest_qp(packet);

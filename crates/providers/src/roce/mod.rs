@@ -63,7 +63,6 @@ use halite_fabric::{
     RegisterError, Sleeper, WorkRequest,
 };
 use halite_mem::{Segment, Window};
-use halite_rnic::stateless::WINDOW_PACKETS;
 pub use halite_rnic::{Congestion, Counters, Mtu};
 
 use self::capture::Capture;
@@ -542,10 +541,7 @@ impl Fabric for RoceFabric {
             trains_refused: connection.lanes().map(|lane| lane.trains_refused()).sum(),
             arrived: counters.arrived + arrived,
             duplicates: counters.duplicates,
-            window_packets: match is_stateless {
-                true => vec![WINDOW_PACKETS as u32; connection.lane_count()],
-                false => connection.lanes().map(|lane| lane.qp().window_packets()).collect(),
-            },
+            window_packets: connection.lanes().map(|lane| lane.window_packets()).collect(),
             congestion: connection.lane(0).qp().congestion().name(),
             responder: if is_stateless { ResponderMode::Stateless } else { ResponderMode::Stateful }.name(),
             responder_reason,

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use halite_rnic::Mtu;
 use halite_rnic::room::Room;
+use halite_rnic::stateless::Responder;
 use halite_rnic::wire::{Flow, HEADER_BYTES_MAX, ICRC_BYTES, PLACE_MAX};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
@@ -24,7 +25,7 @@ use super::capture::Capture;
 use super::connection::Connection;
 use super::scope::{own_scoped, scope_of, scoped, unscoped};
 use super::sharing::Sharing;
-use super::stateless::SocketResponder;
+use super::stateless::new_responder;
 use super::{read, single, write};
 
 /// Maximum length of a train in bytes: the largest datagram of IPv4.
@@ -71,7 +72,7 @@ pub(super) struct Port {
     /// Division of the receive buffer among the peers.
     pub(super) sharing: Sharing,
     /// Answers the requests of stateless lanes of all peers of this socket.
-    pub(super) responder: Mutex<SocketResponder>,
+    pub(super) responder: Mutex<Responder>,
     capture: Arc<OnceLock<Capture>>,
 }
 
@@ -98,7 +99,7 @@ impl Port {
         let scope = [address].iter().chain(others).map(|own| scope_of(*own)).find(|scope| *scope != 0);
         let address = SocketAddr::new(address, socket.local_addr()?.port());
         let (others, unsent, full_in_a_row) = (others.to_vec(), AtomicU64::new(0), AtomicU32::new(0));
-        let responder = Mutex::new(SocketResponder::new()?);
+        let responder = Mutex::new(new_responder()?);
         let (users, sharing, is_stamped) = (AtomicUsize::new(0), Sharing::new(room), AtomicBool::new(false));
         Ok(Port {
             socket,

@@ -24,23 +24,28 @@
 //! the stamp is older than T, the request has no effect, because the record may soon forget the number. [`ServerClock`]
 //! extrapolates the responder's clock from its last answer.
 //!
-//! Requests of one requester are executed one after the other. The packets of one request may be executed in any order.
+//! Requests of one requester are executed one after the other, unless its process permits that they overlap. The packets
+//! of one request may be executed in any order.
 
 mod clock;
 mod inbox;
+mod lane;
 mod orders;
 mod record;
 mod requester;
 mod responder;
 mod tag;
+mod window;
 mod wire;
 mod work;
 
 pub use clock::ServerClock;
 pub use inbox::{AnswerError, Message};
+pub use lane::{LANE_SEND_BYTES_MAX, Lane, PACKET_BYTES_MAX, PART_BYTES_MAX};
 pub use orders::{Order, OrderDone, OrderKind, OrderOutcome, OrdersFull, Target};
-pub use requester::{Requester, WINDOW_PACKETS};
+pub use requester::Requester;
 pub use responder::{Counters, EFFECT_LIFE_NS, Responder};
 pub use tag::{Grant, Rights};
+pub use window::WINDOW_PACKETS;
 pub use wire::{NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_MAX, Receiver, SEND_BYTES_MAX, receiver_of};
 pub use work::{Done, Outcome, PostError, Work};

@@ -7,19 +7,17 @@ use super::clock::ServerClock;
 use super::orders::{EndedOrders, Order, OrderKind};
 use super::responder::seal;
 use super::tag::{self, Grant};
+use super::window::Window;
 use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
 use super::work::{Done, Outcome, POSTED_MAX, PostError, Work};
 use crate::memory::{Access, Memory};
 
-/// Maximum number of packets of a request in flight.
-pub const WINDOW_PACKETS: usize = 16;
 /// Maximum number of the responder's orders in progress at this requester.
 const ORDERS_MAX: usize = 64;
 /// Number of the packet that requests the responder's clock before this requester accepts orders.
 const CLOCK_REQUEST: u64 = u64::MAX;
-/// Number of unanswered transmissions of a packet after which the requester stops waiting for the responder: more than
-/// 2 s.
-const ATTEMPTS_MAX: u32 = 12;
+/// Time in ns for which a packet is repeated without an answer, unless [`Requester::set_patience`] sets another one.
+const PATIENCE_NS: u64 = 2_000_000_000;
 /// Interval in ns at which the requester repeats a call in progress, whose answer may be lost.
 const REMINDER_NS: u64 = 50_000_000;
 
@@ -31,13 +29,17 @@ const REMINDER_NS: u64 = 50_000_000;
 pub struct Requester {
     grant: Grant,
     next_number: u64,
-    /// Time in ns for which a packet is repeated; `None` for [`ATTEMPTS_MAX`] transmissions, and T for one that the
-    /// responder has no room for.
+    /// Time in ns for which a packet is repeated; `None` for [`PATIENCE_NS`], and T for one that the responder has no room
+    /// for.
     patience_ns: Option<u64>,
     /// Packets sent, and how many of these were retransmissions.
     sent: (u64, u64),
     posted: VecDeque<Posted>,
-    current: Option<Current>,
+    /// The requests in progress, oldest first.
+    running: VecDeque<Running>,
+    /// Time in ns before which no packet is repeated.
+    next_due_ns: u64,
+    window: Window,
     done: VecDeque<Done>,
     clock_questions: u64,
     orders: ReceivedOrders,
@@ -49,6 +51,8 @@ struct Posted {
     origin: Origin,
     rkey: u32,
     work: Work,
+    /// True if the request may begin before the one posted before it has ended.
+    overlaps: bool,
 }
 
 /// The origin of a request.
@@ -80,13 +84,14 @@ struct ReceivedOrders {
 struct OrderEnd {
     id: u64,
     status: Status,
+    began_ns: u64,
     due_ns: u64,
     attempts: u32,
 }
 
-/// The request in progress.
+/// A request in progress.
 #[derive(Debug)]
-struct Current {
+struct Running {
     origin: Origin,
     rkey: u32,
     work: Work,
@@ -94,11 +99,13 @@ struct Current {
     bytes: Vec<u8>,
     /// Packets of the request.
     pieces: Vec<Piece>,
+    /// All packets before this one are answered.
+    first_open: usize,
     /// Number of packets sent so far: the first ones of `pieces`.
     sent: usize,
     answered: usize,
-    /// The outcome once a packet was not executed, or may not have been. The requester then sends no further packet,
-    /// and the request ends when no sent packet can have an effect any more.
+    /// The outcome once a packet was not executed, or may not have been. The requester then sends no further packet of
+    /// this request and of later ones, and the request ends when no sent packet can have an effect any more.
     failed: Option<Outcome>,
 }
 
@@ -131,7 +138,9 @@ impl Requester {
             patience_ns: None,
             sent: (0, 0),
             posted: VecDeque::new(),
-            current: None,
+            running: VecDeque::new(),
+            next_due_ns: 0,
+            window: Window::default(),
             done: VecDeque::new(),
             clock_questions: 0,
             orders: ReceivedOrders::default(),
@@ -143,6 +152,11 @@ impl Requester {
         self.patience_ns = Some(patience_ns);
     }
 
+    /// Returns the current maximum number of packets in flight.
+    pub fn window_packets(&self) -> usize {
+        self.window.packets
+    }
+
     /// Returns the number of packets sent for requests, and the number of these that were retransmissions.
     pub fn packets_sent(&self) -> (u64, u64) {
         self.sent
@@ -150,7 +164,7 @@ impl Requester {
 
     /// Returns the number of requests that have not ended.
     pub fn outstanding(&self) -> usize {
-        self.posted.len() + usize::from(self.current.is_some())
+        self.posted.len() + self.running.len()
     }
 
     /// Returns the time in ns since the responder's last answer from which the requester asks for the responder's clock
@@ -170,20 +184,19 @@ impl Requester {
         self.grant = grant;
         self.orders = ReceivedOrders::default();
         self.posted.retain(|posted| matches!(posted.origin, Origin::Process(_)));
-        if self.current.as_ref().is_some_and(|current| matches!(current.origin, Origin::Order { .. })) {
-            self.current = None;
-        }
+        self.running.retain(|running| matches!(running.origin, Origin::Process(_)));
     }
 
     /// Posts a request; `id` identifies it in [`Done`]. Requests are executed in the order in which they were posted.
     /// Fails if the request is too long, or too many requests are outstanding.
     pub fn post(&mut self, id: u64, work: Work) -> Result<(), PostError> {
-        self.post_to(id, self.grant.rkey, work)
+        self.post_to(id, self.grant.rkey, work, false)
     }
 
     /// Posts a request to the memory of key `rkey`, as [`Requester::post`] does. The responder refuses the request
-    /// unless the grant is one of this key, or of all keys.
-    pub fn post_to(&mut self, id: u64, rkey: u32, work: Work) -> Result<(), PostError> {
+    /// unless the grant is one of this key, or of all keys. If `overlaps` is true, the responder may execute the request
+    /// at the same time as the one posted before it.
+    pub fn post_to(&mut self, id: u64, rkey: u32, work: Work, overlaps: bool) -> Result<(), PostError> {
         if u32::try_from(work.len()).is_err() {
             return Err(PostError::TooLong);
         }
@@ -193,7 +206,7 @@ impl Requester {
         if self.outstanding() >= POSTED_MAX {
             return Err(PostError::Full);
         }
-        self.posted.push_back(Posted { origin: Origin::Process(id), rkey, work });
+        self.posted.push_back(Posted { origin: Origin::Process(id), rkey, work, overlaps });
         Ok(())
     }
 
@@ -214,15 +227,58 @@ impl Requester {
     }
 
     fn requests_timeout(&self) -> Option<u64> {
-        let Some(current) = &self.current else { return (!self.posted.is_empty()).then_some(0) };
-        if current.may_send() {
+        if self.next_to_send().is_some() {
             return Some(0);
         }
-        current.pieces[..current.sent]
-            .iter()
-            .filter(|piece| !piece.is_answered)
-            .map(|piece| piece.due_ns)
-            .min()
+        let open = self.running.iter().flat_map(Running::open);
+        open.filter(|(_, piece)| !piece.is_answered).map(|(_, piece)| piece.due_ns).min()
+    }
+
+    /// Returns the number of packets in flight.
+    fn in_flight(&self) -> usize {
+        self.running.iter().map(|running| running.sent - running.answered).sum()
+    }
+
+    /// Returns the index in `running` of the request whose next packet may be sent for the first time: the number of
+    /// requests there if it is the next posted one.
+    fn next_to_send(&self) -> Option<usize> {
+        if self.in_flight() >= self.window.packets {
+            return None;
+        }
+        for (index, running) in self.running.iter().enumerate() {
+            if running.failed.is_some() {
+                return None;
+            }
+            if running.sent < running.pieces.len() {
+                return Some(index);
+            }
+        }
+        let begins = |posted: &Posted| posted.overlaps || self.running.is_empty();
+        self.posted.front().filter(|posted| begins(posted)).map(|_| self.running.len())
+    }
+
+    /// Returns the packet to send now, by the index of its request and by its own.
+    fn next_piece(&mut self, now_ns: u64) -> Option<(usize, usize)> {
+        if now_ns >= self.next_due_ns {
+            let mut next_due_ns = u64::MAX;
+            for (index, running) in self.running.iter().enumerate() {
+                for (place, piece) in running.open().filter(|(_, piece)| !piece.is_answered) {
+                    if piece.due_ns <= now_ns {
+                        return Some((index, place));
+                    }
+                    next_due_ns = next_due_ns.min(piece.due_ns);
+                }
+            }
+            self.next_due_ns = next_due_ns;
+        }
+        let index = self.next_to_send()?;
+        if index == self.running.len() {
+            let posted = self.posted.pop_front()?;
+            self.running.push_back(Running::new(posted, &mut self.next_number));
+        }
+        let running = &mut self.running[index];
+        running.sent += 1;
+        Some((index, running.sent - 1))
     }
 
     /// Writes the next packet to `buffer`, and returns its length in bytes, which includes the ICRC that the caller
@@ -235,25 +291,17 @@ impl Requester {
         if let Some(len) = self.transmit_for_orders(now_ns, clock, buffer) {
             return Some(len);
         }
-        if self.current.is_none() {
-            let posted = self.posted.pop_front()?;
-            self.current = Some(Current::new(posted, &mut self.next_number));
-        }
-        let (clock_life_ns, patience_ns) = (self.clock_life_ns(), self.patience_ns);
-        let current = self.current.as_mut().expect("the branch above sets it");
-        let piece = match current.due(now_ns) {
-            Some(piece) => piece,
-            None if current.may_send() => {
-                current.sent += 1;
-                current.sent - 1
-            }
-            None => return None,
-        };
+        let (clock_life_ns, patience_ns) = (self.clock_life_ns(), self.patience_ns.unwrap_or(PATIENCE_NS));
+        let (index, piece) = self.next_piece(now_ns)?;
+        let current = &mut self.running[index];
         if current.pieces[piece].is_given_up(now_ns, patience_ns) {
-            self.fail(now_ns, piece, Outcome::MaybeDone);
+            self.fail(now_ns, index, piece, Outcome::MaybeDone);
             return None;
         }
         let Piece { offset, len, number, stamp_ns, attempts, .. } = current.pieces[piece];
+        if attempts > 0 {
+            self.window.on_timeout(now_ns, current.pieces[piece].first_sent_ns);
+        }
         let server_ns = clock.now_ns(now_ns, clock_life_ns);
         let sent = &mut current.pieces[piece];
         if attempts == 0 {
@@ -263,6 +311,7 @@ impl Requester {
         self.sent.1 += u64::from(sent.began_ns.is_some() && attempts > 0);
         sent.began_ns.get_or_insert(now_ns);
         sent.due_ns = now_ns + clock.timeout_ns(attempts);
+        self.next_due_ns = self.next_due_ns.min(sent.due_ns);
         sent.attempts += 1;
         let (stamp_ns, asks_clock) = match (stamp_ns, server_ns) {
             (Some(stamp_ns), _) => (stamp_ns, false),
@@ -307,7 +356,7 @@ impl Requester {
     fn transmit_for_orders(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
         let clock_life_ns = self.clock_life_ns();
         let orders = &mut self.orders;
-        orders.ends.retain(|end| end.attempts < ATTEMPTS_MAX || end.due_ns > now_ns);
+        orders.ends.retain(|end| end.due_ns > now_ns || now_ns < end.began_ns + PATIENCE_NS);
         let asks_clock = |asked_ns: Option<u64>| asked_ns.is_none_or(|asked| now_ns >= asked + clock_life_ns);
         let (kind, number, status) = if let Some((id, status)) = orders.answers.pop_front() {
             (Kind::Ea, id, status)
@@ -387,7 +436,7 @@ impl Requester {
                 continue;
             }
             if let Some(status) = orders.ended.get(id) {
-                orders.ends.push(OrderEnd { id, status, due_ns: now_ns, attempts: 0 });
+                orders.ends.push(OrderEnd { id, status, began_ns: now_ns, due_ns: now_ns, attempts: 0 });
                 continue;
             }
             let busy = orders.running.len() + orders.ends.len() + orders.undated.len() >= ORDERS_MAX;
@@ -410,7 +459,7 @@ impl Requester {
                 Some(work) => {
                     orders.running.push(id);
                     let (origin, rkey) = (Origin::Order { id, order }, self.grant.rkey);
-                    self.posted.push_back(Posted { origin, rkey, work });
+                    self.posted.push_back(Posted { origin, rkey, work, overlaps: false });
                 }
                 None => orders.answers.push_back((id, Status::Refused)),
             }
@@ -424,13 +473,9 @@ impl Requester {
         packet: &Packet<'_>,
         memory: &impl Memory,
     ) {
-        let Some(current) = &mut self.current else { return };
-        let Some(index) =
-            current.pieces[..current.sent].iter().position(|piece| piece.number == packet.number)
-        else {
-            return;
-        };
-        let piece = &mut current.pieces[index];
+        let Some((index, place)) = self.sent_as(packet.number) else { return };
+        let current = &mut self.running[index];
+        let piece = &mut current.pieces[place];
         // The answer to a call takes as long as the responder's process.
         let is_timed = piece.attempts == 1 && packet.kind != Kind::Calla;
         let took_ns = is_timed.then(|| now_ns.saturating_sub(piece.first_sent_ns));
@@ -438,7 +483,12 @@ impl Requester {
         if piece.is_answered {
             return;
         }
-        if packet.kind == Kind::Gda && current.work.has_effect() {
+        let answers_clock = packet.kind == Kind::Gda && current.work.has_effect();
+        if answers_clock || packet.status != Status::Done {
+            // What follows may make the packet due.
+            self.next_due_ns = 0;
+        }
+        if answers_clock {
             // This answers a request for the clock; the packet itself has not been sent yet.
             if piece.stamp_ns.is_none() {
                 (piece.due_ns, piece.attempts) = (now_ns, 0);
@@ -451,13 +501,13 @@ impl Requester {
         match packet.status {
             Status::Done if packet.kind == Kind::Calla => {
                 current.bytes = packet.payload.to_vec();
-                self.mark_answered(now_ns, index, memory);
+                self.mark_answered(now_ns, index, place, memory);
             }
             Status::Done => {
                 let (offset, len) = current.work.answer_range(piece.offset, piece.len);
                 if packet.payload.len() == len {
                     current.bytes[offset..offset + len].copy_from_slice(packet.payload);
-                    self.mark_answered(now_ns, index, memory);
+                    self.mark_answered(now_ns, index, place, memory);
                 }
             }
             Status::Busy => {
@@ -471,65 +521,73 @@ impl Requester {
                 let patience_ns = self.patience_ns.unwrap_or(0);
                 let is_patient = piece.began_ns.is_some_and(|began_ns| now_ns < began_ns + patience_ns);
                 if piece.is_busy && !is_patient {
-                    self.fail(now_ns, index, Outcome::Busy);
+                    self.fail(now_ns, index, place, Outcome::Busy);
                     return;
                 }
                 piece.number = self.next_number;
                 (piece.stamp_ns, piece.attempts, piece.due_ns) = (None, 0, now_ns);
                 self.next_number += 1;
             }
-            Status::Expired => self.fail(now_ns, index, Outcome::MaybeDone),
-            Status::Refused => self.fail(now_ns, index, Outcome::Refused),
-            Status::InProgress => (piece.due_ns, piece.attempts) = (now_ns + REMINDER_NS, 1),
-        }
-    }
-
-    fn mark_answered(&mut self, now_ns: u64, index: usize, memory: &impl Memory) {
-        let Some(current) = &mut self.current else { return };
-        current.pieces[index].is_answered = true;
-        current.answered += 1;
-        if current.answered == current.sent
-            && let Some(outcome) = current.failed.take()
-        {
-            self.end(now_ns, outcome);
-            return;
-        }
-        if current.answered < current.pieces.len() {
-            return;
-        }
-        let bytes = mem::take(&mut current.bytes);
-        let outcome = match current.origin {
-            Origin::Order { order, .. } if order.kind == OrderKind::Write => {
-                match memory.write(order.remote_key, order.remote, &bytes) {
-                    Ok(()) => Outcome::Success(bytes),
-                    Err(_) => Outcome::Refused,
-                }
+            Status::Expired => self.fail(now_ns, index, place, Outcome::MaybeDone),
+            Status::Refused => self.fail(now_ns, index, place, Outcome::Refused),
+            // The call is answered when the responder's process has executed it, however long that takes.
+            Status::InProgress => {
+                (piece.due_ns, piece.attempts, piece.began_ns) = (now_ns + REMINDER_NS, 1, Some(now_ns));
             }
-            _ => Outcome::Success(bytes),
-        };
-        self.end(now_ns, outcome);
+        }
     }
 
-    /// Records that a packet has failed, and ends the request if no sent packet is outstanding.
-    fn fail(&mut self, now_ns: u64, index: usize, outcome: Outcome) {
-        let Some(current) = &mut self.current else { return };
-        if current.failed.is_none() || outcome == Outcome::MaybeDone {
-            current.failed = Some(outcome);
+    /// Returns the sent packet with this number, by the index of its request and by its own.
+    fn sent_as(&self, number: u64) -> Option<(usize, usize)> {
+        self.running.iter().enumerate().find_map(|(index, running)| {
+            let mut open = running.open();
+            open.find(|(_, piece)| piece.number == number).map(|(place, _)| (index, place))
+        })
+    }
+
+    fn mark_answered(&mut self, now_ns: u64, index: usize, place: usize, memory: &impl Memory) {
+        let running = &mut self.running[index];
+        if running.pieces[place].attempts == 1 {
+            self.window.on_answer();
         }
-        current.pieces[index].is_answered = true;
-        current.answered += 1;
-        if current.answered == current.sent
-            && let Some(outcome) = current.failed.take()
+        running.mark_answered(place);
+        if running.answered == running.pieces.len()
+            && let Origin::Order { order, .. } = running.origin
+            && order.kind == OrderKind::Write
+            && memory.write(order.remote_key, order.remote, &running.bytes).is_err()
         {
-            self.end(now_ns, outcome);
+            running.failed = Some(Outcome::Refused);
+        }
+        self.end_first(now_ns);
+    }
+
+    /// Records that a packet has failed.
+    fn fail(&mut self, now_ns: u64, index: usize, place: usize, outcome: Outcome) {
+        let running = &mut self.running[index];
+        if running.failed.is_none() || outcome == Outcome::MaybeDone {
+            running.failed = Some(outcome);
+        }
+        running.mark_answered(place);
+        self.end_first(now_ns);
+    }
+
+    /// Ends the first requests in progress, as far as they are complete, or have failed and nothing is in flight.
+    fn end_first(&mut self, now_ns: u64) {
+        while let Some(first) = self.running.front() {
+            let is_complete = first.failed.is_none() && first.answered == first.pieces.len();
+            let has_failed = first.failed.is_some() && self.in_flight() == 0;
+            if !is_complete && !has_failed {
+                return;
+            }
+            let Some(Running { origin, bytes, failed, .. }) = self.running.pop_front() else { return };
+            self.end(now_ns, origin, failed.unwrap_or(Outcome::Success(bytes)));
         }
     }
 
-    fn end(&mut self, now_ns: u64, outcome: Outcome) {
-        match self.current.take().map(|current| current.origin) {
-            None => {}
-            Some(Origin::Process(id)) => self.done.push_back(Done { id, outcome }),
-            Some(Origin::Order { id, .. }) => {
+    fn end(&mut self, now_ns: u64, origin: Origin, outcome: Outcome) {
+        match origin {
+            Origin::Process(id) => self.done.push_back(Done { id, outcome }),
+            Origin::Order { id, .. } => {
                 let status = match outcome {
                     Outcome::Success(_) => Status::Done,
                     Outcome::Refused => Status::Refused,
@@ -537,7 +595,7 @@ impl Requester {
                 };
                 self.orders.running.retain(|running| *running != id);
                 self.orders.ended.insert(now_ns, self.grant.effect_life_ns, id, status);
-                self.orders.ends.push(OrderEnd { id, status, due_ns: now_ns, attempts: 0 });
+                self.orders.ends.push(OrderEnd { id, status, began_ns: now_ns, due_ns: now_ns, attempts: 0 });
             }
         }
     }
@@ -545,11 +603,8 @@ impl Requester {
 
 impl Piece {
     /// Returns true if the requester stops waiting for the responder.
-    fn is_given_up(&self, now_ns: u64, patience_ns: Option<u64>) -> bool {
-        match (patience_ns, self.began_ns) {
-            (Some(patience_ns), Some(began_ns)) => now_ns >= began_ns + patience_ns,
-            _ => self.attempts >= ATTEMPTS_MAX,
-        }
+    fn is_given_up(&self, now_ns: u64, patience_ns: u64) -> bool {
+        self.began_ns.is_some_and(|began_ns| now_ns >= began_ns + patience_ns)
     }
 }
 
@@ -569,8 +624,8 @@ fn work_of(order: &Order, memory: &impl Memory) -> Option<Work> {
     }
 }
 
-impl Current {
-    fn new(Posted { origin, rkey, work }: Posted, next_number: &mut u64) -> Current {
+impl Running {
+    fn new(Posted { origin, rkey, work, .. }: Posted, next_number: &mut u64) -> Running {
         let (len, answer_len) = (work.len(), work.answer_len());
         let count = len.div_ceil(PAYLOAD_BYTES_MAX).max(1);
         let piece = |index: usize| {
@@ -591,17 +646,19 @@ impl Current {
         let pieces = (0..count).map(piece).collect();
         *next_number += count as u64;
         let bytes = vec![0; answer_len];
-        Current { origin, rkey, work, bytes, pieces, sent: 0, answered: 0, failed: None }
+        Running { origin, rkey, work, bytes, pieces, first_open: 0, sent: 0, answered: 0, failed: None }
     }
 
-    /// Returns true if a further packet of the request may be sent for the first time.
-    fn may_send(&self) -> bool {
-        self.failed.is_none() && self.sent < self.pieces.len() && self.sent - self.answered < WINDOW_PACKETS
+    /// Returns the sent packets from the first unanswered one on, with their indices.
+    fn open(&self) -> impl Iterator<Item = (usize, &Piece)> {
+        self.pieces[..self.sent].iter().enumerate().skip(self.first_open)
     }
 
-    /// Returns the index of the first packet whose retransmission is due.
-    fn due(&self, now_ns: u64) -> Option<usize> {
-        let is_due = |piece: &Piece| !piece.is_answered && piece.due_ns <= now_ns;
-        self.pieces[..self.sent].iter().position(is_due)
+    fn mark_answered(&mut self, place: usize) {
+        self.pieces[place].is_answered = true;
+        self.answered += 1;
+        while self.pieces[..self.sent].get(self.first_open).is_some_and(|piece| piece.is_answered) {
+            self.first_open += 1;
+        }
     }
 }

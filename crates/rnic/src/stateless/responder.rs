@@ -19,6 +19,8 @@ pub const EFFECT_LIFE_NS: u64 = 50_000_000;
 pub struct Responder {
     epoch: u32,
     secret: [u8; 32],
+    /// The latest time of a packet: the responder's clock.
+    now_ns: u64,
     /// T, in ns.
     effect_life_ns: u64,
     record: Record,
@@ -59,6 +61,7 @@ impl Responder {
         Responder {
             epoch,
             secret,
+            now_ns: 0,
             effect_life_ns,
             record: Record::new(effect_life_ns),
             inbox: Inbox::default(),
@@ -189,7 +192,7 @@ impl Responder {
 
     /// Handles a packet from `from`, given without its ICRC, and writes the answer to `answer`. Returns the answer's
     /// length in bytes, which includes the ICRC that the caller adds; `None` if the packet gets no answer. `now_ns`
-    /// must never go backwards.
+    /// is the packet's arrival time; the responder's clock is the latest one.
     ///
     /// # Panics
     /// Panics if `answer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
@@ -202,6 +205,9 @@ impl Responder {
         memory: &impl Memory,
         answer: &mut [u8],
     ) -> Option<usize> {
+        // Packets of one batch may have no arrival time of their own, and the system's clock may be set.
+        self.now_ns = self.now_ns.max(now_ns);
+        let now_ns = self.now_ns;
         let Some((packet, key)) = self.authenticate(from, body) else {
             self.counters.forged += 1;
             return None;

@@ -1,8 +1,10 @@
 //! Datagrams: applies the faults of links, and charges the costs of the adapters and kernels that carry the datagrams.
 
+use halite_rnic::State;
+use halite_rnic::stateless::receiver_of;
 use halite_rnic::wire::{Headers, ICRC_BYTES, Packet};
-use halite_rnic::{QueuePair, State};
 
+use super::carrier::Carrier;
 use super::view::View;
 use super::{Event, HostState, Net};
 use crate::digest::checksum;
@@ -15,6 +17,8 @@ use crate::world::HostId;
 pub(super) struct Datagram {
     /// The target queue pair.
     pub(super) to: u32,
+    /// Time at which it reaches the target's host, whose process may be stopped then.
+    pub(super) at_ns: u64,
     pub(super) bytes: Vec<u8>,
 }
 
@@ -55,9 +59,9 @@ impl Net {
                 next_turn_ns = Some(at_ns + u64::from(sent_bytes > 0));
                 break;
             }
-            buffer.resize(lane.qp.packet_bytes_max(), 0);
-            let Some((queue_pair, view)) = self.pair_and_view(qp, None) else { break };
-            let Some(len) = queue_pair.poll_transmit(now_ns, &view, &mut buffer) else { break };
+            buffer.resize(lane.carrier.packet_bytes_max(), 0);
+            let Some((carrier, view)) = self.carrier_and_view(qp, None) else { break };
+            let Some(len) = carrier.poll_transmit(now_ns, &view, &mut buffer) else { break };
             self.send_datagram(qp, &mut buffer[..len]);
             sent_bytes += len;
         }
@@ -77,21 +81,35 @@ impl Net {
         (free_ns > self.now_ns + AHEAD_NS).then(|| free_ns - AHEAD_NS)
     }
 
-    fn send_datagram(&mut self, qp: u32, bytes: &mut [u8]) {
+    pub(super) fn send_datagram(&mut self, qp: u32, bytes: &mut [u8]) {
         let (host, to) = self.hosts_of(qp);
         let profile = self.profile_of(qp);
         let len = bytes.len() as u64;
-        let packet = Packet::parse(&bytes[..bytes.len() - ICRC_BYTES]).expect("queue pairs write packets");
-        let transfer_ns = transfer_ns(profile, &packet);
-        let (begin, payload) = (packet.headers.len_bytes(), packet.payload.len());
         let on_wire = len + profile.header_bytes;
         let corruption = self.wires[host as usize][to as usize].link().corruption;
-        let delivery = self.pass_stages(qp, &packet, on_wire, transfer_ns);
-        let is_noticed = corruption == Corruption::Caught;
-        if delivery.is_damaged && !is_noticed && payload > 0 {
+        let body = &bytes[..bytes.len() - ICRC_BYTES];
+        let (payload, delivery) = match receiver_of(body) {
+            // The tag covers everything behind the transport header.
+            Some(_) => {
+                let transfer_ns = 2 * profile.dma_ns(len) + profile.pcie_ns;
+                let wire = &mut self.wires[host as usize][to as usize];
+                let mut delivery =
+                    wire.send_datagram(self.now_ns, on_wire, &mut self.random, &mut self.counters);
+                delivery.on_time_ns += transfer_ns;
+                (0..0, delivery)
+            }
+            None => {
+                let packet = Packet::parse(body).expect("queue pairs write packets");
+                let transfer_ns = transfer_ns(profile, &packet);
+                let begin = packet.headers.len_bytes();
+                (begin..begin + packet.payload.len(), self.pass_stages(qp, &packet, on_wire, transfer_ns))
+            }
+        };
+        let is_noticed = corruption == Corruption::Caught || receiver_of(bytes).is_some();
+        if delivery.is_damaged && !is_noticed && !payload.is_empty() {
             // The damage occurred before the checksum was computed, in an adapter or a switch.
             self.counters.corrupted_uncaught += 1;
-            self.damage(&mut bytes[begin..begin + payload]);
+            self.damage(&mut bytes[payload]);
         }
         let lane = self.lanes[qp as usize].as_deref_mut().expect("the sending queue pair has a lane");
         lane.outwards.seal(0, bytes);
@@ -109,7 +127,7 @@ impl Net {
             queue.landed_ns = queue.landed_ns.max(at_ns);
             let mut copy = self.packets.buffer();
             copy.extend_from_slice(bytes);
-            let index = self.datagrams.add(Datagram { to: qp ^ 1, bytes: copy });
+            let index = self.datagrams.add(Datagram { to: qp ^ 1, at_ns, bytes: copy });
             self.schedule(at_ns, Event::Datagram { index });
         }
     }
@@ -145,8 +163,11 @@ impl Net {
         if lane.is_in_atomic {
             return lane.deferred.push_back(datagram);
         }
-        let packet = lane.inwards.open(&datagram.bytes).and_then(Packet::parse);
-        match packet.map(|packet| packet.headers) {
+        let body = lane.inwards.open(&datagram.bytes);
+        if let Some(receiver) = body.as_ref().ok().and_then(|body| receiver_of(body)) {
+            return self.pass_to_stateless(datagram, receiver);
+        }
+        match body.and_then(Packet::parse).map(|packet| packet.headers) {
             Err(_) => {
                 self.counters.corrupted_caught += 1;
                 self.packets.recycle(datagram.bytes);
@@ -160,18 +181,18 @@ impl Net {
         }
     }
 
-    fn drop_datagram(&mut self, datagram: Datagram) {
+    pub(super) fn drop_datagram(&mut self, datagram: Datagram) {
         self.counters.dropped += 1;
         self.packets.recycle(datagram.bytes);
     }
 
     /// Passes a packet to its queue pair; `word` is the value that an adapter's atomic has read.
     pub(super) fn pass_to_queue_pair(&mut self, datagram: Datagram, word: Option<u64>) {
-        let Datagram { to, bytes } = datagram;
+        let Datagram { to, at_ns, bytes } = datagram;
         let (end, now_ns) = (self.end_of(to), self.now_ns);
         self.ends[end].heard_ns = now_ns;
-        let Some((queue_pair, view)) = self.pair_and_view(to, word) else {
-            return self.drop_datagram(Datagram { to, bytes });
+        let Some((Carrier::QueuePair(queue_pair), view)) = self.carrier_and_view(to, word) else {
+            return self.drop_datagram(Datagram { to, at_ns, bytes });
         };
         let has_ended = queue_pair.state() == State::Error;
         let packet =
@@ -184,12 +205,16 @@ impl Net {
         self.drive(to);
     }
 
-    /// Returns the queue pair of a lane, and its view of memory.
-    pub(super) fn pair_and_view(&mut self, qp: u32, word: Option<u64>) -> Option<(&mut QueuePair, View<'_>)> {
+    /// Returns the carrier of a lane, and its view of memory.
+    pub(super) fn carrier_and_view(
+        &mut self,
+        qp: u32,
+        word: Option<u64>,
+    ) -> Option<(&mut Carrier, View<'_>)> {
         let end = self.end_of(qp);
         let (endpoint, keys_usable) = (self.ends[end].endpoint, self.keys_usable(end));
         let lane = self.lanes[qp as usize].as_deref_mut()?;
         let segments = &self.endpoints[endpoint as usize].segments;
-        Some((&mut lane.qp, View { segments, keys_usable, held: &lane.held, word }))
+        Some((&mut lane.carrier, View { segments, keys_usable, held: &lane.held, word }))
     }
 }

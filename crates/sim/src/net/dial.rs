@@ -3,16 +3,20 @@
 use std::collections::VecDeque;
 
 use halite_fabric::{ConnectFailure, ConnectTrouble, Event as FabricEvent, HELLO_BYTES_MAX, PeerId};
+use halite_rnic::stateless::Responder;
 
 use super::direct::Mapped;
 use super::end::{End, EndId, EndState};
 use super::endpoint::Endpoint;
 use super::qp::Qp;
 use super::{Event, HostState, Net};
+use crate::hardware::Reach;
 use crate::world::HostId;
 
 /// Reason for a failed dial of a closed fabric.
 const CLOSED: &str = "this fabric is closed";
+/// Maximum offset of a responder's clock in ns: an hour.
+const CLOCK_OFFSET_NS_MAX: u64 = 3_600_000_000_000;
 
 /// An attempt to connect.
 #[derive(Debug)]
@@ -35,7 +39,14 @@ impl Net {
         let index = self.endpoints.len() as u32;
         let taken = self.addresses.insert(address.to_owned(), index);
         assert!(taken.is_none(), "the address {address} has been used before");
-        self.endpoints.push(Endpoint::new(host.0, address.to_owned(), hello));
+        let mut endpoint = Endpoint::new(host.0, address.to_owned(), hello);
+        if let Some(effect_life_ns) = self.hardware.of(Reach::Across).effect_life_ns {
+            let mut secret = [0; 32];
+            self.random.fill(&mut secret);
+            endpoint.responder = Some(Responder::with_effect_life(1, secret, effect_life_ns));
+            endpoint.clock_offset_ns = self.random.below(CLOCK_OFFSET_NS_MAX);
+        }
+        self.endpoints.push(endpoint);
         self.trace(host.0, |_| format!("opens {address}"));
         index
     }

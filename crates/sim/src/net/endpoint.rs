@@ -5,6 +5,7 @@ use std::task::Waker;
 
 use halite_fabric::{Event, Key, PeerId};
 use halite_mem::Window;
+use halite_rnic::stateless::Responder;
 
 use super::adapter::Atomics;
 use super::end::EndId;
@@ -37,6 +38,10 @@ pub(super) struct Endpoint {
     wakers: Vec<Waker>,
     /// The atomic that the adapter executes, and the waiting ones.
     pub(super) atomics: Atomics,
+    /// Executes the requests of stateless lanes; `None` without these.
+    pub(super) responder: Option<Responder>,
+    /// Offset of the responder's clock, so that a test detects mixed-up clocks.
+    pub(super) clock_offset_ns: u64,
 }
 
 impl Endpoint {
@@ -56,6 +61,8 @@ impl Endpoint {
             awake_ns: 0,
             wakers: Vec::new(),
             atomics: Atomics::default(),
+            responder: None,
+            clock_offset_ns: 0,
         }
     }
 

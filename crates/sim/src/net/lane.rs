@@ -1,4 +1,4 @@
-//! Lanes between hosts: a queue pair of `halite_rnic` at either end, and datagrams in between, which links lose,
+//! Lanes between hosts: a queue pair of `halite_rnic`, or what stands in its place (`carrier`), at either end, and datagrams in between, which links lose,
 //! duplicate, damage and reorder.
 //!
 //! ```text
@@ -13,6 +13,7 @@
 //! answers, and packets wait in its socket.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use halite_fabric::{
@@ -21,10 +22,11 @@ use halite_fabric::{
 use halite_mem::Window;
 use halite_rnic::wire::{Flow, Psn, Qpn};
 use halite_rnic::{
-    Config, Counters, Held, Local, Mtu, Operation, QueuePair, Remote, Request, Retry, Source, State,
+    Cause, Config, Held, Local, Mtu, Operation, QueuePair, Remote, Request, Retry, Source,
     Status as RnicStatus,
 };
 
+use super::carrier::Carrier;
 use super::datagrams::Datagram;
 use super::end::{EndId, EndState};
 use super::qp::{Source as VerbSource, Verb};
@@ -47,7 +49,7 @@ const PSNS: u64 = 1 << 24;
 /// One end of a lane.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pub(super) qp: QueuePair,
+    pub(super) carrier: Carrier,
     pub(super) held: Held<Window>,
     pub(super) outwards: Flow,
     pub(super) inwards: Flow,
@@ -77,7 +79,7 @@ pub(super) struct Lane {
     /// Datagrams that wait until the atomic has ended.
     pub(super) deferred: VecDeque<Datagram>,
     /// Counters that the world has already included.
-    counted: Counters,
+    counted: [u64; 2],
 }
 
 /// A posted request.
@@ -100,11 +102,11 @@ pub(super) struct Written {
 impl Lane {
     /// Returns true if the connection has ended on this side.
     pub(super) fn has_ended(&self) -> bool {
-        self.qp.state() == State::Error
+        self.carrier.has_ended()
     }
 
     fn outstanding(&self) -> usize {
-        self.written.len() + self.qp.posted()
+        self.written.len() + self.carrier.posted()
     }
 
     /// Records that a turn is due at `at_ns`. Returns true if the caller must schedule it, because no earlier turn is
@@ -163,15 +165,17 @@ fn config(profile: &Profile) -> Config {
     }
 }
 
+/// Returns the network address of a host's software adapter.
+pub(super) fn address(host: u32) -> SocketAddr {
+    let [_, high, middle, low] = host.to_be_bytes();
+    SocketAddr::from(([10, high, middle, low], PORT))
+}
+
 fn flow(from: u32, to: u32) -> Flow {
-    let address = |host: u32| {
-        let [_, high, middle, low] = host.to_be_bytes();
-        format!("10.{high}.{middle}.{low}:{PORT}").parse().expect("the address is valid")
-    };
     Flow::new(address(from), address(to))
 }
 
-fn qpn(qp: u32) -> Qpn {
+pub(super) fn qpn(qp: u32) -> Qpn {
     Qpn::new(qp + 1)
 }
 
@@ -183,7 +187,7 @@ impl Net {
     /// Creates both queue pairs of a lane; `qp` is the dialling end's.
     pub(super) fn connect_lane(&mut self, qp: u32) {
         let profile = self.profile_of(qp);
-        let config = config(profile);
+        let (config, is_stateless) = (config(profile), profile.effect_life_ns.is_some());
         let (grant, receives) = match profile.is_driven_by_process() {
             // Processes take arriving data at once, so a receive is always free.
             true => (GRANT, u32::MAX),
@@ -194,13 +198,19 @@ impl Net {
             let (own, peer) = (qp + side, qp + 1 - side);
             let (host, to) = self.hosts_of(own);
             let [own_psn, peer_psn] = [psns[side as usize], psns[1 - side as usize]];
-            let mut queue_pair = QueuePair::new(config.clone(), qpn(own), own_psn);
-            queue_pair.ready_to_receive(qpn(peer), peer_psn);
-            queue_pair.ready_to_send();
-            queue_pair.add_receives(receives);
-            queue_pair.set_grant(self.now_ns, grant);
+            let carrier = match (is_stateless, &config.retry) {
+                (true, Retry::Lease(lease)) => self.stateless_lane(own, lease.as_nanos() as u64),
+                _ => {
+                    let mut queue_pair = QueuePair::new(config.clone(), qpn(own), own_psn);
+                    queue_pair.ready_to_receive(qpn(peer), peer_psn);
+                    queue_pair.ready_to_send();
+                    queue_pair.add_receives(receives);
+                    queue_pair.set_grant(self.now_ns, grant);
+                    Carrier::QueuePair(Box::new(queue_pair))
+                }
+            };
             self.lanes[own as usize] = Some(Box::new(Lane {
-                qp: queue_pair,
+                carrier,
                 held: Held::default(),
                 outwards: flow(host, to),
                 inwards: flow(to, host),
@@ -216,7 +226,7 @@ impl Net {
                 landed_ns: 0,
                 is_in_atomic: false,
                 deferred: VecDeque::new(),
-                counted: Counters::default(),
+                counted: [0; 2],
             }));
         }
     }
@@ -294,7 +304,7 @@ impl Net {
         self.submit_written(qp);
         let Some(lane) = self.lane(qp) else { return };
         lane.begin_turn(now_ns);
-        lane.qp.handle_timeout(now_ns);
+        lane.carrier.handle_timeout(now_ns);
         self.drive(qp);
     }
 
@@ -317,8 +327,7 @@ impl Net {
             let Some(lane) = self.lane(qp) else { return };
             let operation = operation(&verb, written.inline, lane.held.next_key());
             let Written { id: WorkId(id), signalled, solicited, window, .. } = written;
-            let taken = lane.qp.post(Request { id, operation, signalled, solicited });
-            taken.expect("the request was checked when it was posted, and the queue has room");
+            lane.carrier.post(Request { id, operation, signalled, solicited });
             lane.held.push(window);
             lane.submitted += 1;
         }
@@ -337,7 +346,7 @@ impl Net {
             return;
         }
         // A due timer may have to wait for the wire, as packets do.
-        let timeout_ns = self.lane(qp).and_then(|lane| lane.qp.poll_timeout());
+        let timeout_ns = self.lane(qp).and_then(|lane| lane.carrier.poll_timeout());
         if let Some(at_ns) = next_turn_ns.or(timeout_ns) {
             self.schedule_turn(qp, at_ns);
         }
@@ -348,7 +357,7 @@ impl Net {
     /// Reports the events of a queue pair. Returns true if it has ended.
     fn report_lane_events(&mut self, qp: u32) -> bool {
         let mut is_broken = false;
-        while let Some(event) = self.lane(qp).and_then(|lane| lane.qp.poll_event()) {
+        while let Some(event) = self.lane(qp).and_then(|lane| lane.carrier.poll_event()) {
             match event {
                 halite_rnic::Event::Completed { id, status, old } => {
                     let kind = match old {
@@ -366,7 +375,12 @@ impl Net {
                 }
                 halite_rnic::Event::Broken { cause } => {
                     is_broken = true;
-                    self.counters.refused += u64::from(matches!(cause, halite_rnic::Cause::PeerErred(_)));
+                    // A stateless responder has no lane that could end.
+                    let is_refusal = match self.profile_of(qp).effect_life_ns {
+                        Some(_) => matches!(cause, Cause::PeerErred(_) | Cause::Refused(_)),
+                        None => matches!(cause, Cause::PeerErred(_)),
+                    };
+                    self.counters.refused += u64::from(is_refusal);
                     let (host, to) = self.hosts_of(qp);
                     self.trace(host, |_| format!("a queue pair to host-{to} has ended: {cause:?}"));
                 }
@@ -388,9 +402,9 @@ impl Net {
     /// Adds the queue pair's new counts to the world's.
     fn count(&mut self, qp: u32) {
         let Some(lane) = self.lanes[qp as usize].as_deref_mut() else { return };
-        let (before, now) = (lane.counted, lane.qp.counters());
-        self.counters.retransmitted += now.repeated - before.repeated;
-        self.counters.receiver_not_ready += now.rnr_naks - before.rnr_naks;
+        let ([repeated_before, rnr_before], now) = (lane.counted, lane.carrier.counts());
+        self.counters.retransmitted += now[0].saturating_sub(repeated_before);
+        self.counters.receiver_not_ready += now[1] - rnr_before;
         lane.counted = now;
     }
 
@@ -399,7 +413,7 @@ impl Net {
         let end = self.end_of(qp);
         let (endpoint, peer, state) = (self.ends[end].endpoint, self.ends[end].peer, self.ends[end].state);
         let Some(lane) = self.lane(qp) else { return };
-        lane.held.keep_last(lane.qp.posted());
+        lane.held.keep_last(lane.carrier.posted());
         if lane.wants_room && state == EndState::Open && !is_broken && lane.outstanding() <= room_at {
             lane.wants_room = false;
             self.deliver(endpoint, peer, FabricEvent::Room { peer });
@@ -409,14 +423,14 @@ impl Net {
     /// Posts a receive for one more message or immediate of the peer.
     pub(super) fn add_receive(&mut self, qp: u32) {
         if let Some(lane) = self.lane(qp) {
-            lane.qp.add_receives(1);
+            lane.carrier.add_receive();
         }
     }
 
     /// Closes a queue pair: posted requests complete, and the peer can no longer access memory.
     pub(super) fn close_lane(&mut self, qp: u32) {
         let Some(lane) = self.lane(qp) else { return };
-        lane.qp.close();
+        lane.carrier.close();
         lane.has_key_request = false;
         let written = std::mem::take(&mut lane.written);
         self.report_lane_events(qp);
@@ -432,7 +446,7 @@ impl Net {
 
     /// Returns the round-trip time in ns of the first queue pair of `end` that has measured one; `None` if none has.
     pub(super) fn lane_round_trip_ns(&self, end: EndId) -> Option<u64> {
-        self.ends[end].qps().find_map(|qp| self.lanes[qp as usize].as_deref()?.qp.round_trip_ns())
+        self.ends[end].qps().find_map(|qp| self.lanes[qp as usize].as_deref()?.carrier.round_trip_ns())
     }
 }
 

@@ -3,7 +3,8 @@
 //! A connection has two ends (`end`) and lanes between them, which are closed together. `dial` sets it up, and
 //! `lifecycle` ends it. A lane executes each request at most once, in order.
 //!
-//! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), driven by adapters or by the processes.
+//! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), driven by adapters or by the processes, or two
+//! lanes without connection state at the responder (`carrier`).
 //! Datagrams between them are lost, duplicated and reordered (`datagrams`). `view` is the memory that queue pairs
 //! access, `adapter` the atomics of an adapter, `stages` its units and caches, and `keys` the announcement of memory
 //! keys.
@@ -22,6 +23,7 @@
 
 mod ack;
 mod adapter;
+mod carrier;
 mod datagrams;
 mod dial;
 mod direct;

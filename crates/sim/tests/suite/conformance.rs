@@ -96,3 +96,9 @@ mod roce_100g {
 
     halite_fabric::fabric_conformance_suite!(Sim::between_hosts(Profile::roce_100g()));
 }
+
+mod roce_100g_stateless {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Sim::between_hosts(Profile::roce_100g_stateless()));
+}

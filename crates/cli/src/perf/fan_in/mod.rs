@@ -216,7 +216,14 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let size = args.size.map_or(32, |size| size.0);
     let most = if mode == Mode::Stateless { CLIENTS_MAX } else { STATEFUL_MAX };
     if !(1..=most).contains(&clients) {
-        return Err(wrong(&format!("--clients must be from 1 to {most} in this mode")).into());
+        let remedy = match mode {
+            Mode::Stateless => String::new(),
+            _ => format!(": each has a queue pair; --mode stateless takes up to {CLIENTS_MAX}"),
+        };
+        return Err(wrong(&format!(
+            "--clients must be from 1 to {most} in this mode, not {clients}{remedy}"
+        ))
+        .into());
     }
     if !(1..=BYTES_MAX).contains(&size) {
         return Err(wrong(&format!("-s must be from 1 to {BYTES_MAX} bytes: one packet")).into());

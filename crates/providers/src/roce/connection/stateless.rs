@@ -1,25 +1,26 @@
 //! The steps of a stateless lane: what [`super::super::stateless`] needs from the connection, the socket and the memory.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use halite_rnic::stateless::{OVERHEAD_BYTES, PAYLOAD_BYTES_MAX};
+use halite_rnic::stateless::{Lane as StatelessLane, OVERHEAD_BYTES, PACKET_BYTES_MAX, PART_BYTES_MAX};
 
 use super::super::greeting::Grants;
 use super::super::lock;
 use super::super::memory::View;
-use super::super::stateless::{PART_BYTES, StatelessLane};
-use super::{Connection, Lane, LaneContext};
+use super::super::stateless::{grant_of, grants_of};
+use super::{Connection, Lane, LaneContext, Waiting};
 
-/// Maximum length of a packet of a stateless lane in bytes.
-const PACKET_BYTES_MAX: usize = OVERHEAD_BYTES + PAYLOAD_BYTES_MAX;
+/// Answers without bytes, which acknowledge a write or a message.
+pub(super) type Answers = VecDeque<[u8; OVERHEAD_BYTES]>;
 
 impl Connection {
     /// Returns the keys with which the peer accesses all registered memory of this end; `None` if the lanes are stateful.
     pub(in crate::roce) fn grants(&self) -> Option<Grants> {
         let port = self.port_use.port();
-        self.is_stateless().then(|| lock(&port.responder).grants(self.address, &self.their_qpns))
+        self.is_stateless().then(|| grants_of(&lock(&port.responder), self.address, &self.their_qpns))
     }
 
     /// Installs the peer's grants in stateless lanes, unless they have some.
@@ -28,7 +29,7 @@ impl Connection {
             // The number of the first packet is random, so no earlier requester used the numbers after it.
             let first_number = u64::from(lane.first_psn.value()) << 32;
             if let Some(stateless) = &mut lane.stateless {
-                stateless.grant(*qpn, grant, first_number, patience.as_nanos() as u64);
+                stateless.set_grant(grant_of(*qpn, grant), first_number, patience.as_nanos() as u64);
             }
         }
     }
@@ -49,28 +50,47 @@ impl Connection {
 
 /// The caller holds the lock of the lane.
 impl Lane {
+    /// Returns the current maximum number of packets in flight.
+    pub(in crate::roce) fn window_packets(&self) -> u32 {
+        let queue_pair = || self.qp.window_packets();
+        self.stateless.as_ref().map_or_else(queue_pair, |stateless| stateless.window_packets() as u32)
+    }
+
     /// Fills a stateless lane with the waiting requests whose turn it is.
     fn fill_stateless(&mut self) {
-        let (backlog, divided, part_bytes) = (&mut self.backlog, &mut self.divided, PART_BYTES.into());
-        let Some(stateless) = &mut self.stateless else { return };
-        stateless.fill(|| {
-            backlog.pop(part_bytes, |waiting| {
+        let part_bytes = PART_BYTES_MAX.into();
+        while self.stateless.as_ref().is_some_and(StatelessLane::takes_request) {
+            let divided = &mut self.divided;
+            let Some(waiting) = self.backlog.pop(part_bytes, |waiting| {
                 divided.insert(waiting.request.id, false);
                 waiting.divide(part_bytes)
-            })
-        });
+            }) else {
+                return;
+            };
+            self.post_stateless(waiting);
+        }
+    }
+
+    /// Posts a request whose turn it is to a stateless lane.
+    pub(super) fn post_stateless(&mut self, waiting: Waiting) {
+        let request = self.hold(waiting);
+        if let Some(stateless) = &mut self.stateless {
+            stateless.post(request);
+        }
     }
 
     /// Answers requests of stateless lanes that arrived from `from` at the given times in ns. Returns the number of those
-    /// that the peer sent.
+    /// that the peer sent. If `holds` is true, keeps answers without bytes for the next poll: a process that has waited
+    /// for the request proceeds before the answer is sent, and its own next request carries it.
     pub(in crate::roce) fn answer_requests<'p>(
         &mut self,
         connection: &Connection,
         context: LaneContext<'_>,
         from: SocketAddr,
         mut packets: impl Iterator<Item = (u64, &'p [u8])>,
+        holds: bool,
     ) -> u64 {
-        let Lane { stateless: Some(stateless), held, singly_until_ns, .. } = self else { return 0 };
+        let Lane { stateless: Some(stateless), answers, held, singly_until_ns, .. } = self else { return 0 };
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let view = View { registered: context.registered, salt: *salt, held };
         let ends = (*own_address, *address);
@@ -84,10 +104,14 @@ impl Lane {
                 if stateless.has_ended() {
                     return None;
                 }
-                let (len, message) = responder.handle(arrived_ns, from, body, &view, buffer)?;
+                let len = responder.handle_packet(arrived_ns, from, body, &view, buffer)?;
                 handled += 1;
-                if let Some(message) = message {
+                if let Some(message) = responder.poll_message() {
                     stateless.handle_message(message);
+                }
+                if holds && let Some(answer) = buffer[..len].first_chunk().filter(|_| len == OVERHEAD_BYTES) {
+                    answers.push_back(*answer);
+                    return None;
                 }
                 Some(len)
             })
@@ -122,15 +146,24 @@ impl Lane {
     pub(super) fn transmit_stateless(
         &mut self,
         connection: &Connection,
-        now_ns: u64,
+        context: LaneContext<'_>,
+        holds_answers: bool,
         singly: bool,
     ) -> Option<u64> {
-        let clock = *lock(connection.clock.as_ref()?);
-        let Connection { outwards, address, own_address, port_use, .. } = connection;
+        let (clock, mut has_sent) = (*lock(connection.clock.as_ref()?), false);
+        let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let ends = (*own_address, *address);
         let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, |buffer| {
             self.fill_stateless();
-            self.stateless.as_mut()?.poll_transmit(now_ns, &clock, buffer)
+            let view = View { registered: context.registered, salt: *salt, held: &self.held };
+            let len = self.stateless.as_mut()?.poll_transmit(context.now_ns, &clock, &view, buffer);
+            has_sent |= len.is_some();
+            // Answers are shorter than requests, so both fit into one train.
+            len.or_else(|| {
+                let answer = if has_sent || !holds_answers { self.answers.pop_front() } else { None };
+                buffer[..OVERHEAD_BYTES].copy_from_slice(&answer?);
+                Some(OVERHEAD_BYTES)
+            })
         });
         self.trains_refused += refused;
         self.stateless.as_ref()?.poll_timeout()

@@ -8,7 +8,7 @@ use halite_rnic::stateless::{Receiver, receiver_of};
 use quinn_udp::RecvMeta;
 
 use super::super::connection::{Connection, Outcome};
-use super::super::port::canonical;
+use super::super::port::{HeldAcks, canonical};
 use super::super::read;
 use super::super::stamps::Clock;
 use super::{Core, Received, dest_qp};
@@ -41,8 +41,16 @@ impl<'a> Run<'a> {
 }
 
 impl Core {
-    /// Handles the packets of a run.
-    pub(super) fn handle_run(&self, run: &Run<'_>, now_ns: u64, clock: &Clock, received: &mut Received) {
+    /// Handles the packets of a run. If `held_acks` is given, adds the lane to this list instead of sending answers that
+    /// may wait.
+    pub(super) fn handle_run(
+        &self,
+        run: &Run<'_>,
+        now_ns: u64,
+        clock: &Clock,
+        received: &mut Received,
+        held_acks: Option<&mut HeldAcks>,
+    ) {
         let Some((connection, index)) = self.lane_of(run) else {
             self.dropped.strangers.fetch_add(run.packets.len() as u64, Relaxed);
             return;
@@ -55,7 +63,10 @@ impl Core {
         let (was_up, mut outcome) = (connection.is_up(), Outcome::default());
         let mut lane = connection.lane(index);
         let handled = match run.receiver {
-            Receiver::Responder => lane.answer_requests(&connection, self.context(now_ns), run.from, packets),
+            Receiver::Responder => {
+                let holds = held_acks.is_some();
+                lane.answer_requests(&connection, self.context(now_ns), run.from, packets, holds)
+            }
             Receiver::Requester => lane.handle_answers(&connection, self.context(now_ns), run.from, packets),
         };
         self.dropped.refused.fetch_add(run.packets.len() as u64 - handled, Relaxed);
@@ -66,7 +77,10 @@ impl Core {
                 self.bring_up(&connection);
             }
         }
-        self.advance_lane(&connection, &mut lane, self.now_ns(), false, &mut outcome);
+        self.advance_lane(&connection, &mut lane, self.now_ns(), held_acks.is_some(), &mut outcome);
+        if let Some(held_acks) = held_acks.filter(|_| lane.holds_ack(now_ns)) {
+            held_acks.push((connection.clone(), index));
+        }
         drop(lane);
         received.rings |= outcome.rings || connection.is_up() != was_up;
         self.end_if_over(&connection, outcome.broken);

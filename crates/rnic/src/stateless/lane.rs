@@ -1,0 +1,472 @@
+//! A lane without connection state at the responder: it stands where a [`QueuePair`](crate::QueuePair) stands.
+//!
+//! ```text
+//!   posted ── parts ── requester ── RD, GD, SEND, RDM, atomics ──► responder of the peer ── memory
+//!                          ▲                                            └── messages ── joined ──► events
+//!                          └──────────── RDA, GDA, SENDA, ATA ──────────┘
+//! ```
+//!
+//! A [`Lane`] is one end: its [`Requester`] executes the requests that this end posts. The peer's requests arrive at the
+//! [`Responder`](super::Responder), which serves all peers; the caller passes their messages to the lane. What a lane
+//! keeps about the peer's requests is one message of which not all parts have arrived.
+
+use std::collections::VecDeque;
+
+use super::clock::ServerClock;
+use super::inbox::Message;
+use super::requester::Requester;
+use super::tag::Grant;
+use super::window::WINDOW_PACKETS;
+use super::wire::{NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_MAX};
+use super::work::{Done, Outcome, Work};
+use crate::memory::{Memory, Refused};
+use crate::wire::Nak;
+use crate::work::{Cause, Event, Local, Operation, Request, Source, Status};
+
+/// Maximum length in bytes of a packet of a lane.
+pub const PACKET_BYTES_MAX: usize = OVERHEAD_BYTES + PAYLOAD_BYTES_MAX;
+/// Maximum length in bytes of a message of a lane.
+pub const LANE_SEND_BYTES_MAX: usize = 64 << 10;
+/// Maximum length in bytes of the parts in which requests enter the requester, which copies them.
+pub const PART_BYTES_MAX: u32 = 256 << 10;
+/// Number of parts in the requester at which it takes further parts only if they are executed at the same time: the next
+/// one is ready when one ends.
+const PARTS_IN_TURN: usize = 2;
+/// Maximum number of parts in the requester, and of their bytes.
+const PARTS_MAX: usize = 64;
+const PARTS_BYTES_MAX: u64 = 1 << 20;
+/// Maximum length in bytes of a write that travels in one packet with its immediate.
+const NOTED_BYTES_MAX: u32 = (PAYLOAD_BYTES_MAX - NOTE_BYTES) as u32;
+/// Flags of a note: the receiver's doorbell rings; the message reports a write, and has no bytes.
+const SOLICITED: u8 = 1;
+const NOTIFIES: u8 = 2;
+
+/// The requests of one lane, and the messages that arrive on it.
+#[derive(Debug, Default)]
+pub struct Lane {
+    /// `None` until the peer's grant arrives.
+    requester: Option<Requester>,
+    /// Requests of which not all parts are in the requester, oldest first.
+    posted: VecDeque<Request>,
+    /// Number of bytes of the first posted request that are in the requester, or have been executed.
+    begun_bytes: u32,
+    /// The parts in the requester, oldest first.
+    parts: VecDeque<Part>,
+    arriving: Option<Arriving>,
+    /// Number of packets received from the peer.
+    arrived: u64,
+    events: VecDeque<Event>,
+    has_ended: bool,
+}
+
+/// A part of a request, or several short messages in one packet.
+#[derive(Debug)]
+struct Part {
+    /// Ids of the requests, each with true if its completion is reported.
+    ids: Vec<(u64, bool)>,
+    kind: Kind,
+    /// Length in bytes.
+    len: u32,
+    is_last: bool,
+    /// Local memory for the bytes of a read.
+    target: Option<Local>,
+}
+
+/// What a part does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Read,
+    Write,
+    Atomic,
+    /// A message, or a write with one.
+    Message,
+}
+
+/// A message of which not all parts have arrived.
+#[derive(Debug)]
+struct Arriving {
+    bytes: Vec<u8>,
+    missing: usize,
+}
+
+/// The error for a message that no lane sends.
+#[derive(Debug)]
+struct BadMessage;
+
+impl Lane {
+    /// Installs the peer's grant, unless there is one. Packets are numbered from `first_number` on; see
+    /// [`Requester::new`]. The connection ends if the responder executes no packet for `patience_ns`.
+    pub fn set_grant(&mut self, grant: Grant, first_number: u64, patience_ns: u64) {
+        let mut requester = Requester::new(grant, first_number);
+        requester.set_patience(patience_ns);
+        self.requester.get_or_insert(requester);
+    }
+
+    /// Returns the number of outstanding requests: posted and not completed.
+    pub fn posted(&self) -> usize {
+        let ending = self.parts.iter().filter(|part| part.is_last).map(|part| part.ids.len());
+        self.posted.len() + ending.sum::<usize>()
+    }
+
+    /// Returns true if the connection has ended.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Returns the current maximum number of packets in flight.
+    pub fn window_packets(&self) -> usize {
+        self.requester.as_ref().map_or(WINDOW_PACKETS, Requester::window_packets)
+    }
+
+    /// Returns the number of request packets sent, of retransmissions among these, and of packets that
+    /// [`Lane::add_arrived`] has counted.
+    pub fn packets(&self) -> [u64; 3] {
+        let (sent, repeated) = self.requester.as_ref().map_or((0, 0), Requester::packets_sent);
+        [sent, repeated, self.arrived]
+    }
+
+    /// Counts packets received from the peer.
+    pub fn add_arrived(&mut self, packets: u64) {
+        self.arrived += packets;
+    }
+
+    /// Returns true if no posted request waits to enter the requester, which could take one.
+    pub fn takes_request(&self) -> bool {
+        self.posted.is_empty() && self.requester.is_some() && self.has_room(true)
+    }
+
+    /// Appends a request. Requests are executed, and complete, in the order in which they were posted.
+    pub fn post(&mut self, request: Request) {
+        self.posted.push_back(request);
+    }
+
+    /// Returns true if the requester takes a part; `overlaps` if it is executed at the same time as the last one.
+    fn has_room(&self, overlaps: bool) -> bool {
+        let bytes = || self.parts.iter().map(|part| u64::from(part.len)).sum::<u64>();
+        match self.parts.len() {
+            0..PARTS_IN_TURN => true,
+            count => overlaps && count < PARTS_MAX && bytes() < PARTS_BYTES_MAX,
+        }
+    }
+
+    /// Returns true if the next part may be executed at the same time as the last one: both are reads, or both are parts
+    /// of the same write. Everything else happens in order.
+    fn overlaps(&self) -> bool {
+        let (Some(last), Some(next)) = (self.parts.back(), self.posted.front()) else { return false };
+        match &next.operation {
+            Operation::Read { .. } => last.kind == Kind::Read,
+            Operation::Write { imm, .. } => {
+                last.kind == Kind::Write && !last.is_last && !is_noted(next, *imm, self.begun_bytes)
+            }
+            _ => false,
+        }
+    }
+
+    /// Moves parts of posted requests to the requester, as far as it takes them.
+    fn post_parts(&mut self, memory: &impl Memory) {
+        while let Some(request) = self.posted.front() {
+            let overlaps = self.overlaps();
+            if !self.has_room(overlaps) {
+                return;
+            }
+            let Some(requester) = &mut self.requester else { return };
+            let Ok((rkey, mut work, mut part)) = part_of(request, self.begun_bytes, memory) else {
+                self.fail(None, Status::LocalAccess, Cause::LocalAccess);
+                return;
+            };
+            self.begun_bytes += part.len;
+            if part.is_last {
+                self.posted.pop_front();
+                self.begun_bytes = 0;
+            }
+            // The requester executes one message at a time: messages that wait share a packet.
+            while let Work::Send { bytes } = &mut work
+                && let Some(next) = self.posted.pop_front_if(|next| joins(next, bytes.len()))
+                && let Operation::Send { bytes: next_bytes, imm } = &next.operation
+            {
+                bytes.extend(note(imm.unwrap_or(0), next.solicited, false, next_bytes.len()));
+                bytes.extend(next_bytes);
+                part.ids.push((next.id, next.signalled));
+            }
+            let posted = requester.post_to(0, rkey, work, overlaps);
+            assert_eq!(posted, Ok(()), "parts are few and short");
+            self.parts.push_back(part);
+        }
+    }
+
+    /// Writes the next packet to `buffer`, and returns its length in bytes, which includes the ICRC that the caller
+    /// adds; `None` if no packet is due. Copies the sources of writes from `memory`.
+    ///
+    /// # Panics
+    /// Panics if `buffer` is shorter than [`PACKET_BYTES_MAX`].
+    pub fn poll_transmit(
+        &mut self,
+        now_ns: u64,
+        clock: &ServerClock,
+        memory: &impl Memory,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        self.post_parts(memory);
+        let len = self.requester.as_mut()?.poll_transmit(now_ns, clock, buffer);
+        if len.is_none() {
+            // The requester may have given a request up.
+            self.complete(memory);
+        }
+        len
+    }
+
+    /// Returns the time in ns at which [`Lane::poll_transmit`] may have a packet; `None` if nothing is outstanding.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let requester = self.requester.as_ref()?;
+        let has_part = !self.posted.is_empty() && self.has_room(self.overlaps());
+        if has_part { Some(0) } else { requester.poll_timeout() }
+    }
+
+    /// Handles an answer without its ICRC, and copies bytes of reads to `memory`. Returns true if the peer has sent it.
+    pub fn handle_answer(
+        &mut self,
+        now_ns: u64,
+        clock: &mut ServerClock,
+        body: &[u8],
+        memory: &impl Memory,
+    ) -> bool {
+        let Some(requester) = &mut self.requester else { return false };
+        let is_ours = requester.handle_packet(now_ns, clock, body, memory);
+        self.complete(memory);
+        is_ours
+    }
+
+    fn complete(&mut self, memory: &impl Memory) {
+        while let Some(Done { outcome, .. }) = self.requester.as_mut().and_then(Requester::poll_done) {
+            let part = self.parts.pop_front().expect("each part completes once");
+            let bytes = match outcome {
+                Outcome::Success(bytes) => bytes,
+                Outcome::Refused => {
+                    let cause = Cause::Refused(Nak::RemoteAccess);
+                    return self.fail(Some(part), Status::RemoteAccess, cause);
+                }
+                Outcome::Busy | Outcome::MaybeDone => {
+                    return self.fail(Some(part), Status::RetryExceeded, Cause::RetryExceeded);
+                }
+            };
+            let lands = |Local { key, address }: Local| memory.write_own(key, address, &bytes).is_ok();
+            if !part.target.is_none_or(lands) {
+                return self.fail(Some(part), Status::LocalAccess, Cause::LocalAccess);
+            }
+            let old =
+                bytes.first_chunk().filter(|_| part.kind == Kind::Atomic).map(|old| u64::from_be_bytes(*old));
+            let signalled = part.ids.iter().filter(|(_, signalled)| part.is_last && *signalled);
+            let completed = signalled.map(|(id, _)| (*id, Status::Success, old));
+            self.events.extend(completed.map(|(id, status, old)| Event::Completed { id, status, old }));
+        }
+    }
+
+    /// Ends the lane because of this part, or because of the first posted request.
+    fn fail(&mut self, part: Option<Part>, status: Status, cause: Cause) {
+        let failed: Vec<u64> = match part {
+            Some(part) => part.ids.into_iter().map(|(id, _)| id).collect(),
+            None => self.posted.front().map(|request| request.id).into_iter().collect(),
+        };
+        self.events.extend(failed.iter().map(|id| Event::Completed { id: *id, status, old: None }));
+        self.flush(&failed, Status::Flushed);
+        self.events.push_back(Event::Broken { cause });
+    }
+
+    /// Ends the connection at this end: completes all posted requests with an error.
+    pub fn close(&mut self) {
+        self.flush(&[], Status::Aborted);
+    }
+
+    /// Ends the lane, and completes all requests but the `failed`: those of which packets may be under way with `begun`.
+    fn flush(&mut self, failed: &[u64], begun: Status) {
+        self.has_ended = true;
+        self.requester = None;
+        self.arriving = None;
+        let is_begun = std::mem::take(&mut self.begun_bytes) > 0;
+        let parts = self.parts.drain(..).filter(|part| part.is_last).flat_map(|part| part.ids);
+        let divided = self.posted.pop_front_if(|_| is_begun).map(|request| request.id);
+        let begun = parts.map(|(id, _)| id).chain(divided).map(|id| (id, begun));
+        let waiting = self.posted.drain(..).map(|request| (request.id, Status::Flushed));
+        let ended = begun.chain(waiting).filter(|(id, _)| !failed.contains(id));
+        self.events.extend(ended.map(|(id, status)| Event::Completed { id, status, old: None }));
+    }
+
+    /// Takes a message, or a part of one, that the responder has received from the peer.
+    pub fn handle_message(&mut self, message: Message) {
+        if self.join(message).is_err() {
+            self.fail(None, Status::Flushed, Cause::PeerErred(Nak::InvalidRequest));
+        }
+    }
+
+    fn join(&mut self, message: Message) -> Result<(), BadMessage> {
+        let Message { bytes, offset, len, .. } = message;
+        let (offset, len) = (offset as usize, len as usize);
+        let end = offset.checked_add(bytes.len()).filter(|end| *end <= len);
+        let is_valid = (NOTE_BYTES..=NOTE_BYTES + LANE_SEND_BYTES_MAX).contains(&len);
+        let (Some(end), true) = (end, is_valid) else { return Err(BadMessage) };
+        let whole = if bytes.len() == len {
+            bytes
+        } else {
+            let arriving =
+                self.arriving.get_or_insert_with(|| Arriving { bytes: vec![0; len], missing: len });
+            if arriving.bytes.len() != len || arriving.missing < bytes.len() || bytes.is_empty() {
+                return Err(BadMessage);
+            }
+            arriving.bytes[offset..end].copy_from_slice(&bytes);
+            arriving.missing -= bytes.len();
+            if arriving.missing > 0 {
+                return Ok(());
+            }
+            self.arriving.take().expect("it has just arrived").bytes
+        };
+        let mut rest = &whole[..];
+        while !rest.is_empty() {
+            let (note, behind) = rest.split_first_chunk::<NOTE_BYTES>().ok_or(BadMessage)?;
+            let [a, b, c, d, flags, len @ ..] = *note;
+            let len = u32::from_be_bytes([0, len[0], len[1], len[2]]) as usize;
+            let (bytes, behind) = behind.split_at_checked(len).ok_or(BadMessage)?;
+            rest = behind;
+            let (imm, solicited) = (u32::from_be_bytes([a, b, c, d]), flags & SOLICITED != 0);
+            self.events.push_back(match flags & NOTIFIES {
+                0 => Event::Received { bytes: bytes.to_vec(), imm: Some(imm), solicited },
+                _ => Event::Notified { imm, solicited },
+            });
+        }
+        Ok(())
+    }
+
+    /// Removes and returns the next event; `None` if there is none.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}
+
+/// Returns true if this is a message that fits into a packet behind `bytes` bytes of other messages.
+fn joins(request: &Request, bytes: usize) -> bool {
+    let len = request.operation.len_bytes() as usize;
+    matches!(request.operation, Operation::Send { .. }) && bytes + NOTE_BYTES + len <= PAYLOAD_BYTES_MAX
+}
+
+/// Returns true if the rest of a write travels in one packet with its immediate.
+fn is_noted(request: &Request, imm: Option<u32>, done: u32) -> bool {
+    imm.is_some() && request.operation.len_bytes() - done <= NOTED_BYTES_MAX
+}
+
+/// Returns the header of a message of `len` bytes, or of the report of a write.
+fn note(imm: u32, solicited: bool, notifies: bool, len: usize) -> [u8; NOTE_BYTES] {
+    let [a, b, c, d] = imm.to_be_bytes();
+    let flags = if solicited { SOLICITED } else { 0 } | if notifies { NOTIFIES } else { 0 };
+    let [_, e, f, g] = u32::try_from(len).expect("messages are short").to_be_bytes();
+    [a, b, c, d, flags, e, f, g]
+}
+
+/// Returns the part of a request that begins after `done` bytes: the key of the peer's memory, and the part's request.
+/// Fails if the local memory does not contain the request.
+fn part_of(request: &Request, done: u32, memory: &impl Memory) -> Result<(u32, Work, Part), Refused> {
+    let Request { id, operation, signalled, solicited } = request;
+    let rest = operation.len_bytes() - done;
+    let mut part = Part {
+        ids: vec![(*id, *signalled)],
+        kind: Kind::Message,
+        len: rest.min(PART_BYTES_MAX),
+        is_last: rest <= PART_BYTES_MAX,
+        target: None,
+    };
+    let (rkey, work) = match operation {
+        Operation::Send { bytes, imm } => {
+            let note = note(imm.unwrap_or(0), *solicited, false, bytes.len());
+            (0, Work::Send { bytes: [&note[..], bytes].concat() })
+        }
+        Operation::Write { source, remote, imm } => {
+            let address = remote.address.wrapping_add(done.into());
+            match imm.filter(|_| is_noted(request, *imm, done)) {
+                Some(imm) => {
+                    let note = note(imm, *solicited, true, 0);
+                    let note_and_bytes = with_source(&note, source, memory, done, part.len)?;
+                    (remote.rkey, Work::WriteNote { address, note_and_bytes })
+                }
+                None => {
+                    part.kind = Kind::Write;
+                    part.is_last &= imm.is_none();
+                    let bytes = with_source(&[], source, memory, done, part.len)?;
+                    (remote.rkey, Work::Write { address, bytes })
+                }
+            }
+        }
+        Operation::Read { local, remote, .. } => {
+            part.kind = Kind::Read;
+            part.target = Some(Local { address: local.address + u64::from(done), ..*local });
+            let address = remote.address.wrapping_add(done.into());
+            (remote.rkey, Work::Read { address, len: part.len as usize })
+        }
+        Operation::FetchAdd { remote, add } => {
+            part.kind = Kind::Atomic;
+            (remote.rkey, Work::FetchAdd { address: remote.address, add: *add })
+        }
+        Operation::CompareSwap { remote, expected, new } => {
+            part.kind = Kind::Atomic;
+            let (address, expected, new) = (remote.address, *expected, *new);
+            (remote.rkey, Work::CompareSwap { address, expected, new })
+        }
+    };
+    Ok((rkey, work, part))
+}
+
+/// Returns the note, and after it `len` bytes of the source from `done` on.
+fn with_source(
+    note: &[u8],
+    source: &Source,
+    memory: &impl Memory,
+    done: u32,
+    len: u32,
+) -> Result<Vec<u8>, Refused> {
+    let mut bytes = vec![0; note.len() + len as usize];
+    let (begin, rest) = bytes.split_at_mut(note.len());
+    begin.copy_from_slice(note);
+    match source {
+        Source::Inline(inline) => rest.copy_from_slice(&inline[done as usize..][..len as usize]),
+        Source::Registered { local, .. } => {
+            memory.read_own(local.key, local.address + u64::from(done), rest)?;
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Qpn;
+
+    fn message(bytes: &[u8], offset: u32, len: u32) -> Message {
+        let from = "127.0.0.1:4".parse().expect("an address");
+        Message { id: 0, from, qpn: Qpn::new(2), bytes: bytes.to_vec(), offset, len, is_call: false }
+    }
+
+    /// Only a peer that is no fabric sends these; each ends the lane, and none does more.
+    #[test]
+    fn bad_messages_end_the_lane() {
+        let longest = (NOTE_BYTES + LANE_SEND_BYTES_MAX) as u32;
+        let part = message(&[0; 8], 0, 100);
+        let bad = [
+            vec![message(&[0; 7], 0, 7)],
+            vec![message(&[0; 8], 0, longest + 1)],
+            vec![message(&[0; 8], u32::MAX, 8)],
+            vec![message(&[0; 8], 93, 100)],
+            vec![message(&[], 0, 100)],
+            // The length in the note is longer than the message, or leaves less than a note.
+            vec![message(&note(0, false, false, 1), 0, 8)],
+            vec![message(&[&note(0, false, false, 1)[..], &[0; 3]].concat(), 0, 11)],
+            // The parts belong to different messages, or overlap.
+            vec![part.clone(), message(&[0; 8], 8, 101)],
+            vec![part.clone(), message(&[0; 90], 10, 100), message(&[0; 8], 8, 100)],
+        ];
+        for messages in bad {
+            let mut lane = Lane::default();
+            messages.iter().for_each(|message| lane.handle_message(message.clone()));
+            assert!(lane.has_ended(), "{messages:?}");
+            let events: Vec<_> = std::iter::from_fn(|| lane.poll_event()).collect();
+            let cause = Cause::PeerErred(Nak::InvalidRequest);
+            assert_eq!(events.last(), Some(&Event::Broken { cause }), "{messages:?}");
+        }
+    }
+}

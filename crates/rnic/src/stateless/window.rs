@@ -1,0 +1,47 @@
+//! The congestion window of a stateless pair's requester: the maximum number of packets in flight.
+//!
+//! It doubles in each round trip up to half of the window at the last loss, then grows by one packet in each. A loss
+//! halves it, once per window.
+
+/// Minimum and first window: packets that each requester may have in flight at any time.
+pub const WINDOW_PACKETS: usize = 16;
+/// Maximum window: 256 KiB, less than the receive buffer of a socket that has no other sender.
+const WINDOW_PACKETS_MAX: usize = 256;
+
+/// The window; see the header of this file.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) packets: usize,
+    /// Below this window, each answer adds a packet.
+    threshold: usize,
+    /// Answers since the last growth.
+    answers: usize,
+    /// Time of the last loss. Losses of packets that were sent before it belong to the same window.
+    lost_ns: u64,
+}
+
+impl Default for Window {
+    fn default() -> Window {
+        Window { packets: WINDOW_PACKETS, threshold: WINDOW_PACKETS_MAX, answers: 0, lost_ns: 0 }
+    }
+}
+
+impl Window {
+    /// Handles the answer to a packet that was sent once.
+    pub(super) fn on_answer(&mut self) {
+        self.answers += 1;
+        if self.packets < self.threshold || self.answers >= self.packets {
+            self.answers = 0;
+            self.packets = (self.packets + 1).min(WINDOW_PACKETS_MAX);
+        }
+    }
+
+    /// Handles the timeout of a packet that was first sent at `sent_ns`.
+    pub(super) fn on_timeout(&mut self, now_ns: u64, sent_ns: u64) {
+        if sent_ns >= self.lost_ns {
+            self.lost_ns = now_ns;
+            self.threshold = (self.packets / 2).max(WINDOW_PACKETS);
+            self.packets = self.threshold;
+        }
+    }
+}
