@@ -2,10 +2,13 @@
 
 use crate::support;
 
+use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::pin::pin;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use halite::blocking::Session;
@@ -496,6 +499,19 @@ fn a_long_list_has_each_name_once() {
     }
     let is_staying = |name: &&String| !name.ends_with(['a', 'b']);
     assert!(listed.is_sorted() && listed.iter().filter(is_staying).eq(&staying));
+
+    // A dropped future loses no page.
+    let (mut pages, mut count) = (session.as_async().list_pages(), 0);
+    loop {
+        let polled = pin!(pages.next()).poll(&mut Context::from_waker(Waker::noop()));
+        let page = match polled {
+            Poll::Ready(page) => page,
+            Poll::Pending => session.block_on(pages.next()),
+        };
+        let Some(page) = page.unwrap() else { break };
+        count += page.regions.len();
+    }
+    assert_eq!(count, 2600);
 
     assert!(names(&scratch).iter().filter(is_staying).eq(&staying));
     let text = scratch.ok("ls");

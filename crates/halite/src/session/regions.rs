@@ -57,25 +57,33 @@ enum Page {
 }
 
 impl RegionPages<'_> {
-    /// Returns the next page; `None` after the last one, and after an error.
+    /// Returns the next page; `None` after the last one, and after an error. If the caller drops the future, the next call
+    /// returns the same page.
     pub async fn next(&mut self) -> Result<Option<ListedRegions>, RegionError> {
-        let page = match (&self.session.kind, std::mem::replace(&mut self.page, Page::None)) {
-            (_, Page::None) => return Ok(None),
-            (Kind::Attached(client), Page::After(after)) => {
-                let request = Request::ListPage(after.as_deref());
-                let pending = client.post(&request, &[]).map_err(pages_lost)?;
-                self.decode(client, pending.await)?
+        loop {
+            match (&self.session.kind, &mut self.page) {
+                (_, Page::None) => return Ok(None),
+                (Kind::Attached(client), Page::After(after)) => {
+                    let posted = client.post(&Request::ListPage(after.as_deref()), &[]);
+                    self.page = Page::None;
+                    self.page = Page::Requested(posted.map_err(pages_lost)?);
+                }
+                (Kind::Attached(client), Page::Requested(pending)) => {
+                    let reply = pending.await;
+                    self.page = Page::None;
+                    return self.decode(client, reply).map(Some);
+                }
+                (Kind::Embedded(_), Page::After(after)) => {
+                    let listed = self.session.list_page(after.as_deref()).await;
+                    let next = listed.as_ref().ok().and_then(|page| page.next.clone());
+                    self.page = next.map_or(Page::None, |after| Page::After(Some(after)));
+                    return listed.map(Some);
+                }
+                (Kind::Embedded(_), Page::Requested(_)) => {
+                    unreachable!("only an attached session requests pages")
+                }
             }
-            (Kind::Attached(client), Page::Requested(pending)) => self.decode(client, pending.await)?,
-            (_, Page::After(after)) => self.session.list_page(after.as_deref()).await?,
-            (Kind::Embedded(_), Page::Requested(_)) => {
-                unreachable!("only an attached session requests pages")
-            }
-        };
-        if let (Page::None, Some(after)) = (&self.page, &page.next) {
-            self.page = Page::After(Some(after.clone()));
         }
-        Ok(Some(page))
     }
 
     /// Decodes a page, after it has requested the next one.
