@@ -5,6 +5,7 @@
 //! the trait; [`middleware`] wraps any provider.
 
 mod atomics;
+mod backlog;
 pub mod completion;
 pub mod composite;
 #[cfg(feature = "conformance")]
@@ -25,6 +26,7 @@ use std::time::Duration;
 use halite_mem::{Segment, Window};
 
 pub use atomics::Atomics;
+pub use backlog::Backlog;
 pub use completion::{Completion, CompletionKind, Status};
 pub use composite::{Composite, CompositeError};
 pub use event::{ConnectFailure, ConnectTrouble, CutOff, Event};

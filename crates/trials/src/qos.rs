@@ -22,6 +22,7 @@ const SMALL: usize = 64;
 /// Number of independent streams of writes of a session, and the writes that each posts together.
 const STREAMS: usize = 8;
 const TOGETHER: usize = 8;
+const SMALL_TOGETHER: usize = 32;
 const REGION_BYTES: u64 = (OPERATION * TOGETHER) as u64;
 /// Time before a measurement, in which the policy adapts to the load.
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -37,15 +38,19 @@ enum Load {
     Bulk,
     /// Writes of 64 bytes, one outstanding.
     Small,
+    /// Writes of 64 bytes, up to 256 outstanding.
+    ManySmall,
 }
 
 /// Loads of high and low priority in each phase.
-const PHASES: [[Load; 2]; 5] = [
+const PHASES: [[Load; 2]; 7] = [
     [Load::Bulk, Load::None],
     [Load::Bulk, Load::Bulk],
     [Load::None, Load::Bulk],
     [Load::Small, Load::None],
     [Load::Small, Load::Bulk],
+    [Load::ManySmall, Load::None],
+    [Load::ManySmall, Load::Bulk],
 ];
 
 /// What one session wrote in a phase.
@@ -70,8 +75,8 @@ pub fn qos(profile: &Profile) -> String {
 }
 
 const HEADING: &str = "\
-| policy | high alone [MB/s] | high beside low | low alone | low beside high | 64 B alone, p99 [usec] | 64 B beside low |
-|---|---:|---:|---:|---:|---:|---:|
+| policy | high alone [MB/s] | high beside low | low alone | low beside high | 64 B alone, p99 [usec] | 64 B beside low | 256 of 64 B alone [Mops] | beside low |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|
 ";
 
 fn row(profile: &Profile, qos: Qos) -> String {
@@ -110,14 +115,16 @@ fn row(profile: &Profile, qos: Qos) -> String {
     let mut text = String::new();
     writeln!(
         text,
-        "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {:.1} |",
+        "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {:.1} | {:.2} | {:.2} |",
         qos.policy,
         rate(0, 0),
         rate(1, 0),
         rate(2, 1),
         rate(1, 1),
         tail_us(3),
-        tail_us(4)
+        tail_us(4),
+        rate(5, 0) / SMALL as f64,
+        rate(6, 0) / SMALL as f64
     )
     .expect("writing to a string cannot fail");
     text
@@ -138,7 +145,7 @@ async fn run(
         let written = Rc::new(Written::default());
         let streams = match loads[index] {
             Load::None => 0,
-            Load::Bulk => STREAMS,
+            Load::Bulk | Load::ManySmall => STREAMS,
             Load::Small => 1,
         };
         for stream in 0..streams {
@@ -146,7 +153,7 @@ async fn run(
                 world: world.clone(),
                 session: sessions[index].clone(),
                 lh: lhs[index * STREAMS + stream],
-                is_small: loads[index] == Load::Small,
+                load: loads[index],
                 written: written.clone(),
             };
             let writing = writing.clone();
@@ -169,7 +176,7 @@ struct Stream {
     world: World,
     session: Session,
     lh: Lh,
-    is_small: bool,
+    load: Load,
     written: Rc<Written>,
 }
 
@@ -177,16 +184,20 @@ impl Stream {
     /// Writes until the end of `measured`, and counts what is written in this time.
     async fn write(&self, measured: Range<u64>) {
         let bytes = vec![7; OPERATION];
-        let op = |index: usize| WriteOp { lh: self.lh, offset: (index * OPERATION) as u64, from: &bytes };
-        let ops: Vec<_> = (0..TOGETHER).map(op).collect();
+        let (len, together) = match self.load {
+            Load::ManySmall => (SMALL, SMALL_TOGETHER),
+            _ => (OPERATION, TOGETHER),
+        };
+        let op = |index: usize| WriteOp { lh: self.lh, offset: (index * len) as u64, from: &bytes[..len] };
+        let ops: Vec<_> = (0..together).map(op).collect();
         while self.world.now_ns() < measured.end {
             let before_ns = self.world.now_ns();
-            let len = if self.is_small {
+            let len = if self.load == Load::Small {
                 self.session.write(self.lh, 0, &bytes[..SMALL]).await.expect("the peer lives");
                 SMALL
             } else {
                 self.session.write_batch(&ops).await.expect("the peer lives");
-                OPERATION * TOGETHER
+                len * together
             };
             let now_ns = self.world.now_ns();
             if measured.contains(&now_ns) {

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use halite_fabric::{
-    Completion, CompletionKind, Event, Key, Local, Operation, PeerId, PostCause, Status, WorkId, WorkRequest,
+    Backlog, Completion, CompletionKind, Event, Key, Local, Operation, PeerId, PostCause, Status, WorkId,
+    WorkRequest,
 };
 use halite_mem::Window;
 use halite_rnic::room::Share;
@@ -25,7 +26,6 @@ use halite_rnic::{
 };
 
 use self::stateless::Answers;
-use super::backlog::Backlog;
 use super::events::Events;
 use super::greeting::Offer;
 use super::memory::{Registered, View};
@@ -387,7 +387,7 @@ impl Connection {
         let mut packets = Vec::new();
         for lane in self.lanes() {
             let waits = lane.stateless.as_ref().is_some_and(|stateless| stateless.posted() > 0);
-            if lane.backlog.len() > 0 || waits {
+            if !lane.backlog.is_empty() || waits {
                 return None;
             }
             let view = View { registered, salt: self.salt, held: &lane.held };
@@ -488,7 +488,7 @@ impl Lane {
             }
             return Ok(());
         }
-        let has_room = self.backlog.len() == 0 && self.qp.unsent() < self.unsent_max();
+        let has_room = self.backlog.is_empty() && self.has_room();
         if flow == 0 || has_room && bytes <= self.part_bytes() {
             return self.post_to_queue_pair(waiting);
         }
@@ -533,21 +533,22 @@ impl Lane {
         self.qp.posted() + self.stateless.as_ref().map_or(0, StatelessLane::posted)
     }
 
-    /// Returns the number of unsent packets in the queue pair from which further requests wait for their turn. Before the
-    /// path's rate is known, there is no limit.
-    fn unsent_max(&self) -> u64 {
-        self.qp.delivered_in(UNSENT_NS).map_or(u64::MAX, |packets| packets.max(UNSENT_PACKETS_MIN))
+    /// Returns true if requests need not wait for their turn: all posted packets have been sent, or the path's rate is
+    /// not known.
+    fn has_room(&self) -> bool {
+        self.qp.unsent() == 0 || self.qp.delivered_in(PART_NS).is_none()
     }
 
     /// Returns the length in bytes of the parts in which long writes leave.
     fn part_bytes(&self) -> u64 {
-        self.unsent_max().saturating_mul(self.qp.path_mtu().bytes() as u64)
+        let packets = self.qp.delivered_in(PART_NS).map_or(u64::MAX, |packets| packets.max(PART_PACKETS_MIN));
+        packets.saturating_mul(self.qp.path_mtu().bytes() as u64)
     }
 
-    /// Posts the waiting requests whose turn it is, as long as the queue pair has few unsent packets.
+    /// Posts the waiting requests whose turn it is, as long as the queue pair has no unsent packets.
     fn post_waiting(&mut self) {
-        while self.backlog.len() > 0
-            && self.qp.unsent() < self.unsent_max()
+        while !self.backlog.is_empty()
+            && self.has_room()
             && self.qp.posted() < QUEUE_MAX
             && self.qp.state() == State::ReadyToSend
         {
@@ -831,11 +832,10 @@ impl Timeouts {
 
 /// Maximum number of outstanding requests of a lane.
 pub(super) const QUEUE_MAX: usize = 1024;
-/// Time in which the path delivers the packets that wait in the queue pair while other requests wait for their turn, in
-/// ns. A short request waits behind these packets.
-const UNSENT_NS: u64 = 50_000;
-/// Minimum number of these packets.
-const UNSENT_PACKETS_MIN: u64 = 4;
+/// Time in which the path delivers one part of a long write, in ns. A short request waits for the end of one part.
+const PART_NS: u64 = 50_000;
+/// Minimum number of packets of a part.
+const PART_PACKETS_MIN: u64 = 4;
 /// Number of outstanding requests at which a poster that found the queue full gets the room event.
 const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
 

@@ -27,7 +27,6 @@
 //! socket of a connection stays open; when the other end closes it, that end has left or died. An end that closes its
 //! fabric first waits until peers have acknowledged its requests.
 
-mod backlog;
 mod bell;
 mod capture;
 mod connection;

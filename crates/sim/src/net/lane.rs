@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use halite_fabric::kind::payload_bytes;
 use halite_fabric::{
     Completion, CompletionKind, Event as FabricEvent, PostCause, Status, WorkId, WorkRequest,
 };
@@ -30,6 +31,7 @@ use super::carrier::Carrier;
 use super::datagrams::Datagram;
 use super::end::{EndId, EndState};
 use super::qp::{Source as VerbSource, Verb};
+use super::turns::Turns;
 use super::{Event, Net};
 use crate::profile::Profile;
 
@@ -56,6 +58,7 @@ pub(super) struct Lane {
     /// Posted requests that are not in the queue pair yet, because the doorbell has not rung or an earlier one waits
     /// for a key.
     pub(super) written: VecDeque<Written>,
+    pub(super) turns: Turns,
     /// Number of requests submitted to the queue pair so far.
     pub(super) submitted: u64,
     /// True while the lane waits for keys of the peer.
@@ -89,6 +92,8 @@ pub(super) struct Written {
     signalled: bool,
     solicited: bool,
     pub(super) verb: Verb,
+    /// Length in bytes, in either direction.
+    bytes: u64,
     inline: Vec<u8>,
     /// Local segment of the request, which may be deregistered by now.
     window: Option<Window>,
@@ -105,8 +110,21 @@ impl Lane {
         self.carrier.has_ended()
     }
 
+    /// Returns the number of requests that have not completed.
     fn outstanding(&self) -> usize {
+        self.posted() + self.turns.backlog.len()
+    }
+
+    /// Returns the number of requests that were posted to the adapter and have not completed.
+    pub(super) fn posted(&self) -> usize {
         self.written.len() + self.carrier.posted()
+    }
+
+    /// Posts a request to the adapter, without the doorbell.
+    pub(super) fn write(&mut self, now_ns: u64, profile: &Profile, written: Written) {
+        self.posted_ns = self.posted_ns.max(now_ns) + profile.post_ns;
+        self.turns.on_posted(now_ns, written.bytes);
+        self.written.push_back(written);
     }
 
     /// Records that a turn is due at `at_ns`. Returns true if the caller must schedule it, because no earlier turn is
@@ -215,6 +233,7 @@ impl Net {
                 outwards: flow(host, to),
                 inwards: flow(to, host),
                 written: VecDeque::new(),
+                turns: Turns::default(),
                 submitted: 0,
                 has_key_request: false,
                 key_requests_lost: 0,
@@ -231,30 +250,40 @@ impl Net {
         }
     }
 
-    /// Writes a request; [`Net::ring_lane`] makes it ready for the queue pair.
-    pub(super) fn post_to_lane(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
+    /// Posts a request; [`Net::ring_lane`] makes it ready for the queue pair. Returns false if the request waits for its
+    /// turn instead.
+    pub(super) fn post_to_lane(
+        &mut self,
+        qp: u32,
+        flow: u32,
+        request: &WorkRequest<'_>,
+    ) -> Result<bool, PostCause> {
         let (verb, inline) = self.parse(qp, &request.operation)?;
-        let window = self.local(qp, &verb);
-        let Profile { post_ns, queue_depth, .. } = *self.profile_of(qp);
-        let now_ns = self.now_ns;
-        let lane = self.lane(qp).ok_or(PostCause::NotConnected)?;
-        if lane.outstanding() >= queue_depth {
-            lane.wants_room = true;
-            return Err(PostCause::QueueFull);
-        }
-        lane.posted_ns = lane.posted_ns.max(now_ns) + post_ns;
-        lane.written.push_back(Written {
+        let written = Written {
             id: request.id,
             signalled: request.signalled,
             solicited: request.solicited,
             verb,
+            bytes: payload_bytes(&request.operation),
             inline: inline.to_vec(),
-            window,
+            window: self.local(qp, &verb),
             ready_ns: u64::MAX,
             is_key_answered: false,
-        });
+        };
+        let now_ns = self.now_ns;
+        let profile = self.hardware.of(self.ends[self.end_of(qp)].reach);
+        let lane = self.lanes[qp as usize].as_deref_mut().ok_or(PostCause::NotConnected)?;
+        if lane.outstanding() >= profile.queue_depth {
+            lane.wants_room = true;
+            return Err(PostCause::QueueFull);
+        }
+        let waits = lane.turns.must_wait(flow, profile);
+        match waits {
+            true => lane.turns.backlog.push(flow, written.bytes, false, written),
+            false => lane.write(now_ns, profile, written),
+        }
         self.record_post(qp, request, inline);
-        Ok(())
+        Ok(!waits)
     }
 
     /// Rings the doorbell for the last `posted` requests.
@@ -387,6 +416,7 @@ impl Net {
             }
         }
         self.count(qp);
+        self.post_waiting(qp);
         self.report_room_in_lane(qp, is_broken);
         is_broken
     }
@@ -432,7 +462,8 @@ impl Net {
         let Some(lane) = self.lane(qp) else { return };
         lane.carrier.close();
         lane.has_key_request = false;
-        let written = std::mem::take(&mut lane.written);
+        let mut written = std::mem::take(&mut lane.written);
+        written.extend(lane.turns.backlog.drain());
         self.report_lane_events(qp);
         for Written { id, .. } in written {
             self.complete_lane_request(qp, Status::Flushed, CompletionKind::Done { id });

@@ -40,6 +40,7 @@ mod queue;
 mod send;
 mod slab;
 mod stages;
+mod turns;
 mod view;
 
 use std::collections::{BTreeMap, VecDeque};

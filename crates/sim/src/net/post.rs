@@ -60,17 +60,21 @@ impl Net {
         let End { first_qp, lanes, .. } = self.ends[end];
         let qp = first_qp + 2 * lane.order_among(lanes as usize) as u32;
         let are_queue_pairs = !self.copies_by_processor(end);
+        let mut written = 0;
         for (posted, request) in requests.iter().enumerate() {
             let posting = match are_queue_pairs {
-                true => self.post_to_lane(qp, request),
-                false => self.post_copy(qp, request),
+                true => self.post_to_lane(qp, lane.flow, request),
+                false => self.post_copy(qp, request).map(|()| true),
             };
-            if let Err(cause) = posting {
-                self.ring_doorbell(qp, posted);
-                return error(posted, cause);
+            match posting {
+                Ok(is_written) => written += usize::from(is_written),
+                Err(cause) => {
+                    self.ring_doorbell(qp, written);
+                    return error(posted, cause);
+                }
             }
         }
-        self.ring_doorbell(qp, requests.len());
+        self.ring_doorbell(qp, written);
         Ok(())
     }
 

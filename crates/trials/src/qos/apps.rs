@@ -11,7 +11,7 @@ use halite_apps::graph::{Crowd, PageRank, Shard, pagerank};
 use halite_apps::log::{Log, Options, Writer};
 use halite_sim::{Profile, RunEnd, World};
 
-use super::{DEADLINE_NS, REGION_BYTES, STREAMS, Stream, WARM_UP};
+use super::{DEADLINE_NS, Load, REGION_BYTES, STREAMS, Stream, WARM_UP};
 use crate::golden::Cluster;
 
 /// Records that are appended in a measurement, and their length in bytes.
@@ -108,7 +108,7 @@ impl LowPriority {
                 world: world.clone(),
                 session: session.clone(),
                 lh: allocated.expect("there is room"),
-                is_small: false,
+                load: Load::Bulk,
                 written: Rc::default(),
             };
             self.running.set(self.running.get() + 1);

@@ -14,7 +14,7 @@ fn each_policy_gives_its_shares() {
         .map(|line| line.split('|').filter_map(|cell| cell.trim().parse().ok()).collect())
         .collect();
     let [sw_pri, hw_sep, none] = &rows[..] else { panic!("{table}") };
-    let [high_alone, high_beside, low_alone, low_beside, _, small_beside] = sw_pri[..] else {
+    let [high_alone, high_beside, low_alone, low_beside, _, small_beside, ..] = sw_pri[..] else {
         panic!("{table}")
     };
     assert!(high_alone > 120.0 && low_alone > 0.95 * high_alone, "{table}");
@@ -46,7 +46,7 @@ fn writes_in_both_directions_share_no_link() {
                     world: here.clone(),
                     session: session.clone(),
                     lh: made.expect("there is room"),
-                    is_small: false,
+                    load: Load::Bulk,
                     written: written.clone(),
                 };
                 let writing = writing.clone();

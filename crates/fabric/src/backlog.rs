@@ -1,8 +1,8 @@
-//! Requests that wait for their turn in a lane's queue pair.
+//! Requests that wait for their turn in a lane's queue pair. Providers use it, not callers.
 //!
-//! A queue pair sends requests in the order in which they were posted. So a lane posts only as many as the path soon
-//! takes. The others wait in one queue for each flow, and the flows take turns, so that a short request overtakes the
-//! long ones of other flows:
+//! A queue pair sends requests in the order in which they were posted. So a provider posts only as many as the path
+//! soon takes. The others wait in one queue for each flow ([`Lane::flow`](crate::Lane)), and the flows take turns, so
+//! that a short request overtakes the long ones of other flows:
 //!
 //! ```text
 //!   flow 2: [120 KiB][120 KiB][120 KiB] ─┐
@@ -22,9 +22,18 @@ const TURN_BYTES: u64 = 16 << 10;
 /// Bytes that each request costs in addition to its length.
 const REQUEST_BYTES: u64 = 256;
 
-/// The waiting requests, by flow.
+/// The requests `T` of one lane that wait, by flow.
+///
+/// ```
+/// let mut backlog = halite_fabric::Backlog::default();
+/// backlog.push(2, 120 << 10, false, "long");
+/// backlog.push(2, 120 << 10, false, "long");
+/// backlog.push(3, 64, false, "short");
+/// let mut next = || backlog.pop(u64::MAX, |_| unreachable!("no request is divisible"));
+/// assert_eq!([next(), next(), next()], [Some("short"), Some("long"), Some("long")]);
+/// ```
 #[derive(Debug)]
-pub(super) struct Backlog<T> {
+pub struct Backlog<T> {
     /// The flows in the order of their turns. A flow without requests stays until its turn.
     flows: VecDeque<Flow<T>>,
     len: usize,
@@ -53,12 +62,18 @@ impl<T> Default for Backlog<T> {
 }
 
 impl<T> Backlog<T> {
-    pub(super) fn len(&self) -> usize {
+    /// Returns the number of waiting requests.
+    pub fn len(&self) -> usize {
         self.len
     }
 
+    /// Returns true if no request waits.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Appends a request of `bytes` bytes to the queue of its flow.
-    pub(super) fn push(&mut self, flow: u32, bytes: u64, is_divisible: bool, request: T) {
+    pub fn push(&mut self, flow: u32, bytes: u64, is_divisible: bool, request: T) {
         self.len += 1;
         let entry = Entry { request, bytes, is_divisible };
         match self.flows.iter_mut().find(|waiting| waiting.number == flow) {
@@ -72,7 +87,7 @@ impl<T> Backlog<T> {
 
     /// Removes the request whose turn it is. Of a divisible request that is longer than `part_bytes`, removes the first
     /// `part_bytes` bytes instead: `divide` returns them as a request, and leaves the rest.
-    pub(super) fn pop(&mut self, part_bytes: u64, divide: impl FnOnce(&mut T) -> T) -> Option<T> {
+    pub fn pop(&mut self, part_bytes: u64, divide: impl FnOnce(&mut T) -> T) -> Option<T> {
         loop {
             let flow = self.flows.front_mut()?;
             let is_alone = flow.requests.len() == self.len;
@@ -103,7 +118,7 @@ impl<T> Backlog<T> {
     }
 
     /// Removes all requests.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = T> {
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.len = 0;
         self.flows.drain(..).flat_map(|flow| flow.requests).map(|entry| entry.request)
     }
