@@ -1,8 +1,8 @@
 //! `halite perf qos`: sessions of two priorities beside each other, in phases as in LITE's figure 16.
 //!
 //! Both sessions belong to the client's node, whose policy is measured. In the phases with throughput, each session writes
-//! 8 KiB at a time (or what `-s` says) with 512 KiB outstanding; in the other two, the session of high priority writes
-//! 64 B at a time.
+//! 8 KiB at a time (or what `-s` says) with 512 KiB outstanding. In the other four, the session of high priority writes
+//! 64 B at a time, first with one write outstanding, then with 256.
 
 use std::future::poll_fn;
 use std::path::Path;
@@ -59,9 +59,10 @@ struct Phase {
 enum Load {
     Long,
     Small,
+    ManySmall,
 }
 
-/// The long writes of a session.
+/// The writes of a session that are outstanding together.
 #[derive(Clone, Copy)]
 struct Long {
     /// Length of a write, in bytes.
@@ -83,13 +84,17 @@ impl Long {
     }
 }
 
-const PHASES: [Phase; 6] = [
+const MANY_SMALL: Long = Long { bytes: SMALL, streams: STREAMS_MAX, together: 32 };
+
+const PHASES: [Phase; 8] = [
     Phase { name: "high alone", high: Some(Load::Long), low: None },
     Phase { name: "both", high: Some(Load::Long), low: Some(Load::Long) },
     Phase { name: "low alone", high: None, low: Some(Load::Long) },
     Phase { name: "both again", high: Some(Load::Long), low: Some(Load::Long) },
     Phase { name: "64 B alone", high: Some(Load::Small), low: None },
     Phase { name: "64 B and low", high: Some(Load::Small), low: Some(Load::Long) },
+    Phase { name: "256 of 64 B alone", high: Some(Load::ManySmall), low: None },
+    Phase { name: "256 of 64 B and low", high: Some(Load::ManySmall), low: Some(Load::Long) },
 ];
 
 /// Measurements of a phase. Throughput is in bytes per second.
@@ -119,6 +124,9 @@ struct Report {
     small_p99_us_idle: f64,
     small_p50_us_beside: f64,
     small_p99_us_beside: f64,
+    /// Operations per second, with 256 outstanding.
+    small_rate_idle: f64,
+    small_rate_beside: f64,
     /// Seconds since the begin, and throughput of high and low until then.
     samples: Vec<[f64; 3]>,
     errors: u64,
@@ -275,8 +283,9 @@ impl Writer<'_> {
             }
             return Ok(times);
         }
+        let writes = if load == Load::ManySmall { MANY_SMALL } else { self.long };
         let mut streams: Vec<_> =
-            (0..self.long.streams).map(|stream| Some(Box::pin(self.stream(stream, stop)))).collect();
+            (0..writes.streams).map(|stream| Some(Box::pin(self.stream(writes, stream, stop)))).collect();
         self.session.block_on(poll_fn(|context| {
             for stream in &mut streams {
                 let Some(Poll::Ready(ended)) = stream.as_mut().map(|stream| stream.as_mut().poll(context))
@@ -292,10 +301,15 @@ impl Writer<'_> {
     }
 
     /// Writes one part of the region after the other, so that several streams keep the link busy.
-    async fn stream(&self, stream: usize, stop: &AtomicBool) -> anyhow::Result<()> {
-        let Long { bytes, together, .. } = self.long;
+    async fn stream(&self, writes: Long, stream: usize, stop: &AtomicBool) -> anyhow::Result<()> {
+        let Long { bytes, together, .. } = writes;
         let slots = stream * together..(stream + 1) * together;
-        let op = |slot| WriteOp { lh: self.lh, offset: (slot * bytes) as u64, from: self.bytes };
+        let op = |slot: usize| {
+            // Both kinds of writes leave the same bytes in the region.
+            let begin = if bytes == SMALL { slot * SMALL % (self.bytes.len() - SMALL + 1) } else { 0 };
+            let offset = if bytes == SMALL { begin } else { slot * bytes };
+            WriteOp { lh: self.lh, offset: offset as u64, from: &self.bytes[begin..begin + bytes] }
+        };
         let ops: Vec<_> = slots.map(op).collect();
         while !stop.load(Relaxed) {
             self.session.as_async().write_batch(&ops).await?;
@@ -357,6 +371,8 @@ impl Report {
             small_p99_us_idle: us(4, 0.99),
             small_p50_us_beside: us(5, 0.5),
             small_p99_us_beside: us(5, 0.99),
+            small_rate_idle: phases[6].rates[HIGH] / SMALL as f64,
+            small_rate_beside: phases[7].rates[HIGH] / SMALL as f64,
             samples,
             errors,
         }
@@ -387,7 +403,8 @@ fn text(report: &Report, phases: &[Measured]) -> String {
     }
     format!(
         "qos over {}, policy {}: writes of {}, {} outstanding; a named line is the mean of the lines above it\n{table}\
-         high beside low: {:.2} of high alone; low beside high: {:.2}; low alone: {:.2}\n{}",
+         high beside low: {:.2} of high alone; low beside high: {:.2}; low alone: {:.2}\n\
+         256 of 64 B: {:.3} Mops alone, {:.3} beside low\n{}",
         report.fabric,
         report.policy,
         ByteCount(report.size as u64),
@@ -395,6 +412,8 @@ fn text(report: &Report, phases: &[Measured]) -> String {
         report.high_beside / report.high_alone,
         report.low_beside / report.high_alone,
         report.low_alone / report.high_alone,
+        report.small_rate_idle / 1e6,
+        report.small_rate_beside / 1e6,
         // A reader would take unlimited rates for a policy that fails.
         if report.fabric == Provider::Shm.name() && report.policy != Policy::None {
             "No policy limits loads and stores in shared memory: they use no link. Measure over a network, with --fabric roce.\n"

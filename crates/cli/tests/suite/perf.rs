@@ -62,7 +62,14 @@ fn priorities_are_measured_in_phases() {
         assert_eq!(lines.len(), 1);
         let result = &lines[0];
         assert_eq!((&result["policy"], &result["errors"]), (&"sw-pri".into(), &0.into()));
-        for figure in ["high_alone", "high_beside", "low_alone", "low_beside", "small_p99_us_beside"] {
+        for figure in [
+            "high_alone",
+            "high_beside",
+            "low_alone",
+            "low_beside",
+            "small_p99_us_beside",
+            "small_rate_beside",
+        ] {
             positive(&result[figure]);
         }
     }

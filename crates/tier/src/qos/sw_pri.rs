@@ -7,6 +7,7 @@
 //!                                                                 (loads and limits as fractions of the link's rate)
 //! ```
 //!
+//! An operation of high priority counts as 256 bytes more than its length, so that many short ones are a load, too.
 //! So high priority always finds room for twice its load. If its load grows into that room, the limit falls further; if
 //! not, low priority uses the rest. The smaller of the two limits applies.
 //!
@@ -27,6 +28,8 @@ const PROBE_INTERVAL_NS: u64 = 2_000_000_000;
 const GENERATION_NS: u64 = 5_000_000_000;
 /// Low priority has no limit while high priority uses less than one part in `LOW_LOAD_PARTS` of the link's rate.
 const LOW_LOAD_PARTS: u64 = 16;
+/// Load of an operation of high priority in addition to its length, in bytes.
+const OPERATION_BYTES: u64 = 256;
 /// Low priority always has one part in `FLOOR_PARTS` of the link's rate, and at least `FLOOR_BYTES_MIN` bytes per
 /// second: a slice of 64 KiB per second.
 const FLOOR_PARTS: u64 = 32;
@@ -82,6 +85,8 @@ pub(super) struct SwPri {
     /// Bytes of each priority that completed in this window.
     high_bytes: u64,
     low_bytes: u64,
+    /// Number of operations of high priority that completed in this window.
+    high_operations: u64,
     /// Round trips in this window.
     round_trips: RoundTrips,
     /// True if an operation of low priority was delayed in this window.
@@ -112,6 +117,7 @@ impl SwPri {
             window_begin_ns: now_ns,
             high_bytes: 0,
             low_bytes: 0,
+            high_operations: 0,
             round_trips: RoundTrips::default(),
             has_delayed: false,
             load: 0,
@@ -150,7 +156,8 @@ impl SwPri {
         self.seen[0].rate = self.seen[0].rate.max(high.saturating_add(low));
         // An idle node does not call this method, so the elapsed time may cover many windows.
         let faded = (0..(elapsed_ns / WINDOW_NS).min(64)).fold(self.load, |load, _| load / 4 * 3);
-        self.load = high.max(faded);
+        let operations = per_second(self.high_operations.saturating_mul(OPERATION_BYTES));
+        self.load = high.saturating_add(operations).max(faded);
         let link = self.link_rate();
         let before = self.limit(Priority::Low);
         self.limit_by_load = (link > 0 && self.load >= link / LOW_LOAD_PARTS)
@@ -171,7 +178,7 @@ impl SwPri {
         if self.limit(Priority::Low).is_none() {
             self.bucket.clear(now_ns);
         }
-        (self.high_bytes, self.low_bytes, self.has_delayed) = (0, 0, false);
+        (self.high_bytes, self.low_bytes, self.high_operations, self.has_delayed) = (0, 0, 0, false);
         self.round_trips = RoundTrips::default();
         self.window_begin_ns = now_ns;
     }
@@ -230,7 +237,10 @@ impl Shaper for SwPri {
     fn on_done(&mut self, now_ns: u64, priority: Priority, bytes: u64) {
         self.advance(now_ns);
         match priority {
-            Priority::High => self.high_bytes = self.high_bytes.saturating_add(bytes),
+            Priority::High => {
+                self.high_bytes = self.high_bytes.saturating_add(bytes);
+                self.high_operations += 1;
+            }
             Priority::Low => self.low_bytes = self.low_bytes.saturating_add(bytes),
         }
     }

@@ -67,7 +67,8 @@ impl Link {
                 }
                 if flow.bytes == SMALL {
                     small.push(round_trip_ns);
-                    if let Some(shaper) = &mut self.shaper {
+                    // A node observes the end of an operation at once only if its client waits for it alone.
+                    if let Some(shaper) = self.shaper.as_mut().filter(|_| flow.window == 1) {
                         shaper.on_round_trip(self.now_ns, round_trip_ns);
                     }
                 }
@@ -141,6 +142,19 @@ fn low_priority_gives_way_when_round_trips_grow() {
     assert!(beside.low > 0.15, "{}", beside.low);
     let equal = Link::new(Policy::None, None).run(500, &[SMALL_HIGH, LOW]);
     assert!(equal.small_p99_ns > 50 * idle, "{}", equal.small_p99_ns);
+}
+
+/// Many short operations are a load, although they have few bytes.
+#[test]
+fn low_priority_gives_way_to_many_short_operations() {
+    let many = Flow { window: 32, ..SMALL_HIGH };
+    let mut link = Link::new(Policy::SwPri, None);
+    link.run(100, &[LOW]);
+    let alone = link.run(100, &[many]);
+    link.run(300, &[many, LOW]);
+    let beside = link.run(300, &[many, LOW]);
+    assert!(beside.high > 0.8 * alone.high, "{} alone, {} beside", alone.high, beside.high);
+    assert!(beside.low > 0.02, "{}", beside.low);
 }
 
 /// Regression: if low priority was first, all round trips were long, and these counted as usual.
