@@ -99,7 +99,7 @@ pub struct Arguments {
         long,
         global = true,
         env = "HALITE_CONGESTION",
-        value_parser = congestion(),
+        value_parser = one_of(Congestion::ALL, Congestion::name, Congestion::summary),
         value_name = "BY",
         default_value = "grant"
     )]
@@ -150,23 +150,36 @@ pub enum LogFormat {
     Journald,
 }
 
-/// Parses the name of a network.
+/// Creates the parser of an option with these values, each with a name and a help text.
+fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    values: [T; N],
+    name: fn(T) -> &'static str,
+    help: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let possible = values.map(|value| PossibleValue::new(name(value)).help(help(value)));
+    let find = move |text: String| values.into_iter().find(|value| name(*value) == text);
+    PossibleValuesParser::new(possible).map(move |text| find(text).expect("one of the possible values"))
+}
+
+/// Creates the parser of a network's name.
 pub fn network() -> impl TypedValueParser<Value = Provider> {
-    let names = Provider::ALL.map(|network| PossibleValue::new(network.name()).help(network.summary()));
-    let named = |name: String| Provider::ALL.into_iter().find(|network| network.name() == name);
-    PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
+    one_of(Provider::ALL, Provider::name, Provider::summary)
 }
 
-fn congestion() -> impl TypedValueParser<Value = Congestion> {
-    let names = Congestion::ALL.map(|by| PossibleValue::new(by.name()).help(by.summary()));
-    let named = |name: String| Congestion::ALL.into_iter().find(|by| by.name() == name);
-    PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
-}
-
-pub fn responder() -> impl TypedValueParser<Value = ResponderMode> {
-    let names = ResponderMode::ALL.map(|mode| PossibleValue::new(mode.name()).help(mode.summary()));
-    let named = |name: String| ResponderMode::ALL.into_iter().find(|mode| mode.name() == name);
-    PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
+/// Flag for the state of responders.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Responder {
+    /// End that keeps state for requests over roce: both (stateful), or the requesting one alone (stateless), where both
+    /// nodes permit it
+    #[arg(
+        id = "responder",
+        long = "responder",
+        env = "HALITE_RESPONDER",
+        value_parser = one_of(ResponderMode::ALL, ResponderMode::name, ResponderMode::summary),
+        value_name = "MODE",
+        default_value = "stateful"
+    )]
+    pub mode: ResponderMode,
 }
 
 /// Flags for the networks of a node.
@@ -189,16 +202,9 @@ pub struct Networks {
         value_parser = clap::value_parser!(u32).range(..=64)
     )]
     pub receivers: u32,
-    /// End that keeps state for requests over roce: both (stateful), or the requesting one alone (stateless), where both
-    /// nodes permit it
-    #[arg(
-        long,
-        env = "HALITE_RESPONDER",
-        value_parser = responder(),
-        value_name = "MODE",
-        default_value = "stateful"
-    )]
-    pub responder: ResponderMode,
+    /// Option for responders.
+    #[command(flatten)]
+    pub responder: Responder,
     /// Maximum number of nodes of a cluster in which each node connects to all others when it joins; in a larger
     /// cluster a node connects to node 0, and to another node on first use. Must be equal on all nodes
     #[arg(
@@ -234,8 +240,8 @@ impl Arguments {
 
     /// Returns the variables that are probably misspelt.
     pub fn notes(&self) -> impl Iterator<Item = &UnknownVariable> {
-        let tells = !self.is_internal() && !matches!(self.command, Command::Config(_));
-        self.unknown.iter().filter(move |unknown| tells && unknown.is_misspelt)
+        let is_shown = !self.is_internal() && !matches!(self.command, Command::Config(_));
+        self.unknown.iter().filter(move |unknown| is_shown && unknown.is_misspelt)
     }
 }
 
@@ -248,7 +254,7 @@ impl Networks {
     pub fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--address".to_owned(), self.address.to_string()];
         flags.extend(["--receivers".to_owned(), self.receivers.to_string()]);
-        flags.extend(["--responder".to_owned(), self.responder.name().to_owned()]);
+        flags.extend(["--responder".to_owned(), self.responder.mode.name().to_owned()]);
         flags.extend(["--full-mesh-nodes-max".to_owned(), self.full_mesh_nodes_max.to_string()]);
         flags.extend(["--qos".to_owned(), self.qos.to_string()]);
         flags.extend(

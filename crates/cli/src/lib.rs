@@ -47,14 +47,14 @@ pub fn run() -> ExitCode {
     signals::refuse_large_files();
     let arguments = args::parse();
     arguments.notes().for_each(|unknown| output::note(&unknown.to_string()));
-    transport::choose(arguments.congestion, arguments.lanes);
-    client::choose(arguments.embed, arguments.priority);
+    transport::set_options(arguments.congestion, arguments.lanes);
+    client::set_options(arguments.embed, arguments.priority);
     let dir = arguments.dir.clone();
     match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {
         Ok(status) => status,
         Err(error) => {
             let dir = dir.unwrap_or_else(|| Config::default().dir);
-            output::failure(&client::with_reason(&dir, loss::explain(error)))
+            output::failure(&client::add_reason(&dir, loss::explain(error)))
         }
     }
 }

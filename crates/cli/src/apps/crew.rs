@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use super::worker::{Answer, Failure, Joined, Line};
 use super::{Over, log};
-use crate::client::{self, Attached};
+use crate::client::{self, Client};
 use crate::coworker::{self, Coworker};
 use crate::output::{self, UsageError};
 use crate::scratch::Scratch;
@@ -58,33 +58,30 @@ pub struct Crew {
 impl Crew {
     /// Starts the workers on the cluster in `dir`, or on a private cluster.
     pub fn start(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
-        let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
-        Crew::start_in(dir, scratch, over, false)
+        Crew::start_with(dir, over, Scratch::create, false)
     }
 
     /// Starts the workers as [`Crew::start`] does. If workers other than the first are killed during the start,
     /// continues without them.
-    pub fn start_enduring(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
-        let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
-        Crew::start_in(dir, scratch, over, true)
+    pub fn start_fault_tolerant(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
+        Crew::start_with(dir, over, Scratch::create, true)
     }
 
-    /// Starts the workers as [`Crew::start`] does, but without a signal handler, for a command that handles signals
-    /// itself.
-    pub fn start_unguarded(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
-        let scratch = if dir.is_none() { Some(Scratch::create_unguarded()?) } else { None };
-        Crew::start_in(dir, scratch, over, false)
+    /// Starts the workers as [`Crew::start`] does, for a command that handles signals itself.
+    pub fn start_without_signal_handler(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
+        Crew::start_with(dir, over, Scratch::create_unguarded, false)
     }
 
-    fn start_in(
+    fn start_with(
         dir: Option<&Path>,
-        scratch: Option<Scratch>,
         over: &Over,
+        create: fn() -> anyhow::Result<Scratch>,
         is_enduring: bool,
     ) -> anyhow::Result<Crew> {
+        let scratch = if dir.is_none() { Some(create()?) } else { None };
         let dir = dir.or(scratch.as_ref().map(Scratch::path)).expect("one of both").to_owned();
         // The loss of a worker shows by the loss of its node, which attached workers do not have.
-        let is_enduring = is_enduring && !client::is_of_another_user(&dir);
+        let is_enduring = is_enduring && !client::belongs_to_other_user(&dir);
         let mut crew = Crew {
             workers: Vec::new(),
             scratch,
@@ -100,16 +97,14 @@ impl Crew {
         };
         for number in 0..over.nodes {
             let mut worker = crew.launch(number, over)?;
-            let joined: Joined = match receive(&mut worker) {
-                Ok(Received::Answer(joined)) => joined,
-                Ok(Received::Waits(why)) => bail!("a worker process cannot join yet: {why}"),
+            let joined = match receive_joined(&mut worker) {
+                Ok(joined) => joined,
                 Err(error) if crew.can_do_without(number as usize, &worker, &error) => {
                     crew.never_joined += 1;
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            worker.rename(format!("the worker process of node {}", joined.node));
             crew.nodes.push(joined.node);
             crew.metrics.extend(joined.metrics);
             crew.workers.insert(0, worker);
@@ -125,7 +120,7 @@ impl Crew {
             let said = said.into_iter().chain([("--fabric", over.fabric().name().to_owned())]);
             flags.extend(said.flat_map(|(flag, value)| [flag.to_owned(), value]));
         } else if let Some(arena) = over.arena {
-            if client::is_of_another_user(&self.dir) {
+            if client::belongs_to_other_user(&self.dir) {
                 let why =
                     "the nodes belong to another user, so this run's processes attach to them without memory";
                 return Err(UsageError(format!("--arena {arena}: {why}; omit it")).into());
@@ -151,12 +146,7 @@ impl Crew {
             return Err(why);
         }
         let mut worker = self.launch(number as u32, over)?;
-        let joined: Joined = match receive(&mut worker)? {
-            Received::Answer(joined) => joined,
-            Received::Waits(why) => bail!("a worker process cannot join yet: {why}"),
-        };
-        worker.rename(format!("the worker process of node {}", joined.node));
-        self.nodes[number] = joined.node;
+        self.nodes[number] = receive_joined(&mut worker)?.node;
         self.workers[place] = worker;
         self.has_lost = true;
         Ok(Some((number, output::reasons(&why))))
@@ -175,7 +165,7 @@ impl Crew {
             return Ok(());
         }
         self.ask::<()>(0, &Line::Claim(name.to_owned()))?;
-        let client = client::enter(&self.dir)?;
+        let client = client::join_or_attach(&self.dir)?;
         let named: Vec<String> = client.session.list()?.into_iter().filter_map(|info| info.name).collect();
         let servers = client.session.servers(None)?;
         let has_ended = |run: &&str| !servers.iter().any(|server| server.service == claim_of(run));
@@ -415,10 +405,10 @@ fn end(mut worker: Coworker) -> anyhow::Result<()> {
 
 /// Frees the regions of a run whose workers have ended.
 pub(super) fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
-    sweep_by(&client::enter(dir)?, name)
+    sweep_by(&client::join_or_attach(dir)?, name)
 }
 
-fn sweep_by(client: &Attached, name: &str) -> anyhow::Result<()> {
+fn sweep_by(client: &Client, name: &str) -> anyhow::Result<()> {
     let Some(_claimed) = reclaim(client, name) else { return Ok(()) };
     let named = client.session.list()?.into_iter().filter_map(|info| info.name);
     let barriers = [Crowd::barrier(name), Dsm::barrier(name), Dsm::barrier(&Crowd::shared(name))];
@@ -441,7 +431,7 @@ fn sweep_by(client: &Attached, name: &str) -> anyhow::Result<()> {
 
 /// Takes the name of a run whose workers have ended, so that no other run can take it before the regions are freed.
 /// Returns `None` if another run has the name: it took the name when the regions were free.
-fn reclaim(client: &Attached, name: &str) -> Option<Result<Server, ServeError>> {
+fn reclaim(client: &Client, name: &str) -> Option<Result<Server, ServeError>> {
     let begin = Instant::now();
     loop {
         match client.session.serve_named(&claim_of(name), ServeOptions::default()) {
@@ -489,6 +479,16 @@ fn receive<T: DeserializeOwned>(worker: &mut Coworker) -> anyhow::Result<Receive
         Answer::Waits(why) => Ok(Received::Waits(why)),
         Answer::Failed(failure) => Err(failure.into()),
     }
+}
+
+/// Waits until a worker has joined, and names it after its node in errors.
+fn receive_joined(worker: &mut Coworker) -> anyhow::Result<Joined> {
+    let joined: Joined = match receive(worker)? {
+        Received::Answer(joined) => joined,
+        Received::Waits(why) => bail!("a worker process cannot join yet: {why}"),
+    };
+    worker.rename(format!("the worker process of node {}", joined.node));
+    Ok(joined)
 }
 
 /// Returns the failure that the worker has reported by now, if any.

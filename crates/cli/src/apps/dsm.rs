@@ -162,10 +162,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     say(&())?;
-    match worker.next() {
-        Some(Line::Go) => {}
-        _ => bail!("the parent of this worker has ended"),
-    }
+    worker.wait_for_go()?;
     let Task { name, worker: me, workers, pages, .. } = task.clone();
     let dsm = Dsm::open(&worker.session, Options { name, me, workers, pages, patience: PATIENCE })?;
     let (latencies, are_pages_right) = measure(&dsm, task)?;

@@ -265,10 +265,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     say(&())?;
-    match worker.next() {
-        Some(Line::Go) => {}
-        _ => bail!("the parent of this worker has ended"),
-    }
+    worker.wait_for_go()?;
     let crowd = Crowd {
         session: worker.session.as_async().clone(),
         me: task.worker,

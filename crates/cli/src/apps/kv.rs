@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use halite::{Function, NodeId, Permissions, RegionCause};
 use halite_apps::kv::redis::{CLIENTS_MAX, Clock, Server, ServerControl};
@@ -92,7 +92,7 @@ pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
         scratch::remove_own();
     };
     Listener::spawn(|_| {}, end_at_once).context("cannot listen for signals")?;
-    Crew::start_unguarded(dir, &args.over)?
+    Crew::start_without_signal_handler(dir, &args.over)?
         .play(|crew| serve(crew, dir.is_none(), args, password, &mut ending))
 }
 
@@ -197,7 +197,7 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
         while worker.next().is_some() {}
         return Ok(());
     };
-    let Some(Line::Nodes(nodes)) = worker.next() else { bail!("the parent of this worker has ended") };
+    let Some(Line::Nodes(nodes)) = worker.next() else { return worker::parent_ended() };
     let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
     let creating = Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
     let store =
@@ -265,19 +265,4 @@ fn place_shards(worker: &Worker, task: &Task, nodes: &[u32]) -> anyhow::Result<(
         placed => placed,
     };
     placed.context("cannot record the new node of a shard")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_other_than_loopback_need_a_password() {
-        for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
-            assert!(check_listen(loopback, false).is_ok(), "{loopback}");
-        }
-        for open in ["0.0.0.0:1", "[::]:1", "[::ffff:10.0.0.1]:1"] {
-            assert!(check_listen(open, false).is_err() && check_listen(open, true).is_ok(), "{open}");
-        }
-    }
 }

@@ -216,10 +216,10 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
         crew.ask::<()>(number, &Line::Task(worker::Task::Log(task)))?;
         crew.note_made(&args.name);
     }
-    let passing = progress::passing(args.seconds, "appending");
+    let bar = progress::time_bar(args.seconds, "appending");
     crew.tell(&Line::Go)?;
-    let parts: Vec<Vec<Written>> = crew.receive_noting(|text| passing.note(text))?;
-    drop(passing);
+    let parts: Vec<Vec<Written>> = crew.receive_noting(|text| bar.note(text))?;
+    drop(bar);
     let end = parts.iter().flatten().map(|written| written.end).max().unwrap_or(0);
     crew.tell(&Line::End(end))?;
     let seen: Vec<Vec<Seen>> = crew.receive()?;
@@ -375,10 +375,7 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let (session, is_over) = (&worker.session, worker.is_over());
     let progress = Progress::open(session, task)?;
     say(&())?;
-    match worker.next() {
-        Some(Line::Go) => {}
-        _ => bail!("the parent of this worker has ended"),
-    }
+    worker.wait_for_go()?;
     let (end, done) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
     let reader = |number| Reader { session, task, number, progress: &progress, end: &end, is_over };
     std::thread::scope(|scope| {
@@ -410,7 +407,7 @@ fn report_written(worker: &Worker, written: &[Written]) -> anyhow::Result<u64> {
     say(&written)?;
     match worker.next() {
         Some(Line::End(position)) => Ok(position),
-        _ => bail!("the parent of this worker has ended"),
+        _ => worker::parent_ended(),
     }
 }
 
@@ -691,21 +688,17 @@ mod tests {
     use super::*;
 
     fn task() -> Task {
-        let (readers, writers) = (Vec::new(), Vec::new());
-        let name = "log".to_owned();
-        let (size, ns, batch, together) = (20, 0, 1, 1);
-        let (readers_in_all, writers_in_all) = (2, 2);
         Task {
-            name,
+            name: "log".to_owned(),
             segments: None,
-            writers,
-            readers,
-            readers_in_all,
-            writers_in_all,
-            size,
-            ns,
-            batch,
-            together,
+            writers: Vec::new(),
+            readers: Vec::new(),
+            readers_in_all: 2,
+            writers_in_all: 2,
+            size: 20,
+            ns: 0,
+            batch: 1,
+            together: 1,
         }
     }
 

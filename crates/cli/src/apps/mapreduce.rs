@@ -222,7 +222,7 @@ fn play(
     job: &JobArgs,
 ) -> anyhow::Result<Done> {
     let run = super::name_of(None, app);
-    Crew::start_enduring(dir, over)?.play(|crew| {
+    Crew::start_fault_tolerant(dir, over)?.play(|crew| {
         for number in 0..crew.len() {
             let paths =
                 paths.iter().filter(|_| number == 0).map(|path| path.as_os_str().as_bytes().to_owned());

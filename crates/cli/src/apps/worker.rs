@@ -147,6 +147,11 @@ impl Worker {
     pub fn next(&self) -> Option<Line> {
         self.lines.recv().ok()
     }
+
+    /// Waits for [`Line::Go`]. Fails if the parent process has ended.
+    pub fn wait_for_go(&self) -> anyhow::Result<()> {
+        if let Some(Line::Go) = self.next() { Ok(()) } else { parent_ended() }
+    }
 }
 
 /// Joins the cluster, or attaches to a node of another user; executes one task, and leaves when standard input ends.
@@ -159,7 +164,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     config.node = args.node.map(NodeId);
     config.metrics = args.metrics.0;
     config.providers = args.fabric.map_or(config.providers, |network| vec![network]);
-    let joined = match args.node.is_none() && client::is_of_another_user(dir) {
+    let joined = match args.node.is_none() && client::belongs_to_other_user(dir) {
         true => blocking::Session::attach(dir).map(|session| (session, None)).map_err(anyhow::Error::from),
         false => Node::embedded(config).map(|node| (node.blocking_session(), Some(node))).map_err(Into::into),
     };
@@ -245,6 +250,11 @@ pub fn say(value: &impl Serialize) -> anyhow::Result<()> {
 /// Sends a failure to the parent process.
 pub fn say_failed(error: &anyhow::Error) -> anyhow::Result<()> {
     Ok(output::print_json(&Answer::Failed(Failure::of(error)))?)
+}
+
+/// Returns the error of a worker whose parent process has ended.
+pub fn parent_ended<T>() -> anyhow::Result<T> {
+    bail!("the parent of this worker has ended")
 }
 
 /// Reports a failure at once, so that the parent process ends all workers. Returns `done`.

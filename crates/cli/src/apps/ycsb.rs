@@ -20,7 +20,7 @@ use super::Over;
 use super::away::Outage;
 use super::crew::Crew;
 use super::shards::{self, Place};
-use super::worker::{self, Line, Worker, say};
+use super::worker::{self, Line, Worker, parent_ended, say};
 use crate::bytes::ByteCount;
 use crate::output;
 use crate::progress;
@@ -186,10 +186,10 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
     // No worker may measure before all have filled the store.
     crew.tell(&Line::Go)?;
     crew.receive::<()>()?;
-    let passing = progress::passing(args.seconds, "measuring");
+    let bar = progress::time_bar(args.seconds, "measuring");
     crew.tell(&Line::Go)?;
-    let done: Vec<Done> = crew.receive_noting(|text| passing.note(text))?;
-    drop(passing);
+    let done: Vec<Done> = crew.receive_noting(|text| bar.note(text))?;
+    drop(bar);
     crew.ask::<()>(0, &Line::Clear)?;
     let sum = |of: fn(&Done) -> u64| done.iter().map(of).sum::<u64>();
     let worst = |of: fn(&Done) -> u64| done.iter().map(of).max().unwrap_or(0) as f64 / 1e3;
@@ -264,10 +264,10 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     }
     let mut store = open(session, task)?;
     say(&())?;
-    let Some(Line::Go) = worker.next() else { return parent_ended() };
+    worker.wait_for_go()?;
     fill(worker, task, &mut store)?;
     say(&())?;
-    let Some(Line::Go) = worker.next() else { return parent_ended() };
+    worker.wait_for_go()?;
     let is_over = worker.is_over();
     let known = match task.workload {
         Workload::C => Known::of_no_updates(),
@@ -289,10 +289,6 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     }
     while worker.next().is_some() {}
     Ok(())
-}
-
-fn parent_ended() -> anyhow::Result<()> {
-    bail!("the parent of this worker has ended")
 }
 
 fn open(session: &blocking::Session, task: &Task) -> anyhow::Result<Store> {

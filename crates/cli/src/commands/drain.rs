@@ -10,7 +10,7 @@ use halite::{Drained, Leftover, NodeId, NodeState, NodeStatus, RegionError, Regi
 
 use crate::args::Drain;
 use crate::bytes::ByteCount;
-use crate::client::{self, Attached};
+use crate::client::{self, Client};
 use crate::output;
 
 /// Maximum time for a drained node to leave.
@@ -42,20 +42,19 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
 
 /// Attaches to another node of this host, joins, or, if node 0 cannot be reached, attaches to the node itself: at once if
 /// no other node of this host accepts sessions and the node itself has lost node 0.
-fn enter(dir: &Path, node: NodeId) -> anyhow::Result<Attached> {
-    let has_lost_first =
-        |own: &Attached| own.session.seen(NodeId(0)).is_some_and(|seen| seen.reason.is_some());
-    if client::session_of_host(dir, |other| other != node).is_none()
+fn enter(dir: &Path, node: NodeId) -> anyhow::Result<Client> {
+    let has_lost_first = |own: &Client| own.session.seen(NodeId(0)).is_some_and(|seen| seen.reason.is_some());
+    if client::attach_where(dir, |other| other != node).is_none()
         && let Some(own) = client::attach_to(dir, node).filter(has_lost_first)
     {
         return Ok(own);
     }
-    let joined = client::attach_beside(dir, node);
+    let joined = client::attach_to_other(dir, node);
     joined.or_else(|error| client::attach_to(dir, node).ok_or(error))
 }
 
 /// Replaces an error that advises to wait for the node, if its process is over.
-fn explain(error: RegionError, client: &Attached, node: NodeId) -> anyhow::Error {
+fn explain(error: RegionError, client: &Client, node: NodeId) -> anyhow::Error {
     // If no node answers, the error stays.
     let nodes = client.session.status().unwrap_or_default();
     match nodes.iter().find(|known| known.node == node).map(|known| known.state) {
@@ -68,7 +67,7 @@ fn explain(error: RegionError, client: &Attached, node: NodeId) -> anyhow::Error
 }
 
 /// Adds the names of regions of which the node has only chunks: their homes, on other nodes, know the names.
-fn name_chunks(client: &Attached, drained: &mut Drained) {
+fn name_chunks(client: &Client, drained: &mut Drained) {
     if drained.left.iter().all(|left| left.name.is_some()) {
         return;
     }
@@ -82,7 +81,7 @@ fn name_chunks(client: &Attached, drained: &mut Drained) {
 
 /// Waits until all members know that the node has left, and its process, if it is on this host, has ended. The node's
 /// number can then be used again. A session of the node itself ends with it, and sees the end of the process only.
-fn await_end(dir: &Path, client: &Attached, node: NodeId, process: Option<&Presence>) -> anyhow::Result<()> {
+fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presence>) -> anyhow::Result<()> {
     let deadline = Instant::now() + LEAVE_PATIENCE;
     let is_there =
         |state: NodeState| state.is_there() || matches!(state, NodeState::Draining | NodeState::Silent);

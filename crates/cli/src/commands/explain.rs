@@ -17,7 +17,7 @@ use crate::output;
 pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
     match args.what.parse().map(NodeId) {
         Ok(node) if !args.region => {
-            let client = client::attach_beside(dir, node)?;
+            let client = client::attach_to_other(dir, node)?;
             let explained = client.session.explain_peer(node);
             print(
                 &explained.map_err(|error| or_region(error, &client.session, &args.what))?,

@@ -83,7 +83,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// Returns true if a cluster runs in `dir`.
 fn runs(dir: &Path) -> bool {
-    if client::is_of_another_user(dir) {
+    if client::belongs_to_other_user(dir) {
         return blocking::Session::attach(dir).is_ok();
     }
     cluster_dir::nodes(dir).is_ok_and(|nodes| nodes.iter().any(|node| node.alive))

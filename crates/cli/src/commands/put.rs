@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::regions::attempting;
 use crate::args::Put;
-use crate::client::{self, Attached, memory_nodes};
+use crate::client::{self, Client, memory_nodes};
 use crate::limits;
 use crate::progress;
 use crate::signals::Interrupt;
@@ -49,7 +49,7 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
 }
 
 /// Fails early if the name is taken. A later conflict is still possible; `set_name` detects it.
-fn check_name(client: &Attached, args: &Put) -> anyhow::Result<()> {
+fn check_name(client: &Client, args: &Put) -> anyhow::Result<()> {
     if args.name.is_empty() {
         bail!("cannot put \"\": the name is empty; give a name of 1 to {NAME_BYTES_MAX} bytes");
     }
@@ -67,7 +67,7 @@ fn check_name(client: &Attached, args: &Put) -> anyhow::Result<()> {
     }
 }
 
-fn placement(client: &Attached, args: &Put) -> anyhow::Result<Placement> {
+fn placement(client: &Client, args: &Put) -> anyhow::Result<Placement> {
     if args.spread {
         let nodes = memory_nodes(&client.session)?;
         if nodes.is_empty() {
@@ -228,7 +228,7 @@ fn name_taken(name: &str) -> anyhow::Error {
 }
 
 /// Adds the next step for the user, if it is known.
-fn explain(error: anyhow::Error, client: &Attached, args: &Put, source: &Source) -> anyhow::Error {
+fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -> anyhow::Error {
     let name = format!("{:?}", args.name);
     // The region has no name yet, so the error knows only its handle.
     if let Some(AccessError { cause, .. }) = error.downcast_ref() {
@@ -252,7 +252,7 @@ fn explain(error: anyhow::Error, client: &Attached, args: &Put, source: &Source)
 }
 
 /// Returns true if all nodes together have `wanted` bytes of free memory, in pieces that hold a chunk.
-fn has_room_when_spread(client: &Attached, wanted: u64) -> bool {
+fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
     // If the nodes do not answer, there is no advice.
     let nodes = client.session.status().unwrap_or_default();
     let alive = nodes.iter().filter(|node| node.state.is_there());

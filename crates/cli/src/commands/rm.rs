@@ -6,7 +6,7 @@ use halite::{Lost, Permissions, RegionCause, RegionError};
 
 use super::regions::attempting;
 use crate::args::Region;
-use crate::client::{self, Attached};
+use crate::client::{self, Client};
 use crate::{loss, output};
 
 /// Frees a region, or forgets a lost one. In processes that have mapped it, later accesses fail.
@@ -45,7 +45,7 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
 }
 
 /// Removes a name that points to a region with another name: etcd was edited by hand, or the region was just renamed.
-fn remove_alias(client: &Attached, name: &str, its: &str) -> anyhow::Result<()> {
+fn remove_alias(client: &Client, name: &str, its: &str) -> anyhow::Result<()> {
     client.session.forget_name(name).map_err(|error| {
         let led = format!("{name:?}, which points to the region {its:?},");
         attempting("remove", led)(error)

@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::addresses;
 use crate::args;
 use crate::bytes::ByteCount;
-use crate::client::{self, Attached, no_cluster, restart_advice};
+use crate::client::{self, Client, no_cluster, restart_advice};
 use crate::limits;
 use crate::loss::{self, LossJson};
 use crate::output;
@@ -112,7 +112,7 @@ fn exit_status(has_answers: bool, rows: &[Row]) -> ExitCode {
 
 /// Returns the processes in `dir`; `None` if the directory belongs to another user, so that this one cannot list it.
 pub(super) fn presences(dir: &Path) -> anyhow::Result<Option<Vec<Presence>>> {
-    if client::is_of_another_user(dir) {
+    if client::belongs_to_other_user(dir) {
         return Ok(None);
     }
     let presences = cluster_dir::nodes(dir);
@@ -222,12 +222,12 @@ pub(super) struct Answers {
 impl Answers {
     /// Asks all members, except the client itself. Silence, round trips and retransmissions are those of a node of this
     /// host that answers, because the client's own connections are new.
-    pub(super) fn of(client: &Attached, dir: &Path) -> anyhow::Result<Answers> {
+    pub(super) fn of(client: &Client, dir: &Path) -> anyhow::Result<Answers> {
         let (mut statuses, source) = (client.session.status()?, client.membership_source());
         statuses.retain(|status| Some(status.node) != client.own_node());
         let answers =
             |node| statuses.iter().any(|status| status.node == node && status.state == NodeState::Alive);
-        let host = client.own_node().and_then(|_| client::session_of_host(dir, answers));
+        let host = client.own_node().and_then(|_| client::attach_where(dir, answers));
         let seen = |node| {
             let views = [host.as_ref().and_then(|host| host.seen(node)), client.session.seen(node)];
             let (connected, others): (Vec<_>, Vec<_>) =
@@ -453,8 +453,6 @@ pub(super) fn table(rows: &[Row]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use halite::LossCause;
-
     use super::*;
 
     fn presence(node: u32, incarnation: u64, alive: bool) -> Presence {
@@ -487,17 +485,6 @@ mod tests {
         );
         assert_eq!((rows[0].state, rows[0].bytes_total), ("alive", Some(2)));
         assert_eq!((rows[1].state, rows[1].bytes_total), ("dead", None));
-    }
-
-    #[test]
-    fn members_report_how_a_node_was_lost() {
-        let loss = Loss { cause: LossCause::Killed, age_ns: 5 };
-        let told = NodeStatus { loss: Some(loss), ..status(1, 8, NodeState::Dead) };
-        let rows = merge(&[presence(0, 7, true), presence(1, 8, false)], std::slice::from_ref(&told));
-        assert_eq!((rows[0].loss, rows[1].loss), (None, Some(loss)));
-        assert!(table(&rows).to_string().trim_end().ends_with(", killed"));
-        // The report of another incarnation has no effect.
-        assert_eq!(merge(&[presence(1, 9, true)], &[told])[0].loss, None);
     }
 
     #[test]

@@ -332,7 +332,7 @@ fn payload_between(own: IpAddr, host: IpAddr) -> Option<u32> {
 
 impl ClusterFacts {
     fn gather(dir: &Path, args: &args::Doctor) -> ClusterFacts {
-        let is_of_another = client::is_of_another_user(dir) && blocking::Session::attach(dir).is_ok();
+        let is_of_another = client::belongs_to_other_user(dir) && blocking::Session::attach(dir).is_ok();
         let opened = ClusterDir::open(dir);
         let is_founded = opened.is_ok() || is_of_another;
         let (presences, dir_refused) = match opened.and_then(|dir| dir.nodes()) {
@@ -379,7 +379,7 @@ fn unusable(dir: &Path) -> Option<String> {
 }
 
 fn ask(dir: &Path) -> Result<Vec<NodeStatus>, String> {
-    let asked = client::enter(dir).and_then(|client| {
+    let asked = client::join_or_attach(dir).and_then(|client| {
         let mut statuses = client.session.status()?;
         let is_shown =
             |status: &NodeStatus| Some(status.node) != client.own_node() && status.state != NodeState::Left;

@@ -59,7 +59,7 @@ impl Bench {
             dir: dir.clone(),
             node,
             arena_bytes,
-            responder: job.args.responder,
+            responder: job.args.responder.mode,
             ..transport::config()
         };
         let node = Node::embedded(config)

@@ -86,7 +86,7 @@ impl Server {
     /// Starts the server process; returns when its node has joined the cluster in `dir`.
     pub fn start(dir: &Path, job: &Job) -> anyhow::Result<Server> {
         let (arena, cores) = (job.arena_bytes().to_string(), name_of(&job.args.cores));
-        let responder = job.args.responder.name();
+        let responder = job.args.responder.mode.name();
         let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric, "--responder", responder];
         let flags = flags.map(str::to_owned);
         let mut server = Server(Coworker::start("the server process", dir, "perf-server", &flags)?);
@@ -127,7 +127,7 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         arena_bytes: args.arena,
         providers: vec![args.fabric],
         attach: Some(AttachMode::Owner),
-        responder: args.responder,
+        responder: args.responder.mode,
         ..transport::config()
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;

@@ -144,7 +144,24 @@ fn many_clients_share_one_server() {
     let clients: Vec<_> = lines.iter().map(|line| &line["clients"]).collect();
     assert_eq!(clients, [10, 20]);
     assert!(std::fs::read_to_string(&svg).unwrap().contains("clients"));
+}
+
+#[test]
+fn contradicting_flags_are_refused() {
+    let scratch = Scratch::new("perf-refused");
     for (line, reason) in [
+        ("perf write_lat -s 12", "-s must be a multiple of 8"),
+        ("perf write_lat --peer 1", "this test needs its own server process"),
+        ("perf read_bw -s 65M", "-s must be from 1 byte to 64 MiB"),
+        ("perf alloc_lat --regions 3", "--regions and --span apply only to reads and writes"),
+        ("perf map_lat --populate", "--populate applies only to alloc_lat"),
+        ("perf read_lat --span 32 --regions 16", "--span must have room for -s bytes in each region"),
+        ("perf write_bw --window 4 --batch 2", "set --batch to the value of --window"),
+        ("perf rpc_rate --window 4 --batch 8", "4 is not a multiple of 8"),
+        ("perf rpc_load -s 16", "this test has no sizes"),
+        ("perf cas_lat -a", "this test has no sizes"),
+        ("perf read_lat --reply-size 8", "--reply-size applies only to rpc_lat and rpc_rate"),
+        ("perf fetch_add_lat --rate 5", "--rate applies only to rpc_load"),
         ("perf fan_in --clients 0", "--clients must be from 1 to 1000000"),
         (
             "perf fan_in --clients 10001 --mode stateful",

@@ -525,7 +525,13 @@ fn listed_names_cannot_control_the_terminal() {
     let scratch = Scratch::new("control");
     let _up = scratch.up(1);
     let file = scratch.write("file", b"salt").display().to_string();
-    let mut put = scratch.command("put");
-    assert!(put.args(["gpj.\u{202e}\u{200b}\u{1b}[31m", &file]).output().unwrap().status.success());
-    assert!(scratch.ok("ls").contains("gpj.\\u{202e}\\u{200b}\\u{1b}[31m"), "{}", scratch.ok("ls"));
+    let name = "gpj.\u{202e}\u{200b}\u{feff}\n\u{1b}[31m é";
+    assert!(scratch.command("put").args([name, &file]).output().unwrap().status.success());
+    let shown = "gpj.\\u{202e}\\u{200b}\\u{feff}\\n\\u{1b}[31m é";
+    for line in ["ls", "stat"] {
+        let mut command = scratch.command(line);
+        let output = command.args((line == "stat").then_some(name)).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains(shown), "{line}: {text}");
+    }
 }

@@ -419,6 +419,11 @@ fn wrong_sizes_and_counts_are_refused() {
         ("run log --nodes 65", "65 is not in 1..=64"),
         ("run kv --clients-max 0", "0 is not in 1..="),
         ("run kv --listen 0.0.0.0:0", "clients of other hosts could do everything; give a password"),
+        ("run kv --listen [::]:0", "clients of other hosts could do everything; give a password"),
+        (
+            "run kv --listen [::ffff:10.0.0.1]:0",
+            "clients of other hosts could do everything; give a password",
+        ),
         ("run kv --maxmemory-policy allkeys-lru", "noeviction, allkeys-random, volatile-ttl"),
         ("run kv --password-file /dev/null", "--password-file /dev/null: other users may access the file"),
         ("run ycsb --value 15", "--value 15 is out of range: a value has 16 to 1048576 bytes"),

@@ -14,7 +14,7 @@ use rustix::termios::tcgetwinsize;
 
 use super::status::{self, Answers, Row};
 use crate::args::Top;
-use crate::client::{self, Attached, no_cluster};
+use crate::client::{self, Client, no_cluster};
 use crate::output;
 use crate::signals::Listener;
 use crate::threads;
@@ -60,7 +60,7 @@ pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
 
 impl Sample {
     /// Asks the members through `client`, which joins if necessary; reads lock files and metrics in any case.
-    fn take(dir: &Path, client: &mut Option<Attached>, args: &Top) -> anyhow::Result<Sample> {
+    fn take(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Sample> {
         let presences = status::presences(dir)?;
         if presences.as_ref().is_some_and(Vec::is_empty) && args.scrape.is_empty() {
             bail!(no_cluster(dir));
@@ -82,7 +82,7 @@ impl Sample {
     }
 }
 
-fn ask(dir: &Path, client: &mut Option<Attached>) -> anyhow::Result<Answers> {
+fn ask(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Answers> {
     let client = match client {
         Some(client) => client,
         none => none.insert(client::observe(dir)?),
