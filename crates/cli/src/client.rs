@@ -112,7 +112,7 @@ pub fn add_reason(dir: &Path, error: anyhow::Error) -> anyhow::Error {
         session?.seen(node)?.reason
     };
     match error.chain().find_map(unreachable_node).and_then(reason_of) {
-        Some(reason) => anyhow!("{} ({reason})", output::reasons(&error)),
+        Some(reason) => anyhow!("{} ({reason})", output::error_chain(&error)),
         None => error,
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use halite::{ListedRegions, Lost, LostRegion, NamedServer, RegionInfo, Session, UnreachableRegion};
 use serde::Serialize;
 
-use super::regions::{RegionJson, attempting, holders};
+use super::regions::{RegionJson, command_error, holders};
 use super::status::hexadecimal;
 use crate::args::Ls;
 use crate::bytes::ByteCount;
@@ -28,8 +28,8 @@ pub fn run(dir: &Path, args: &Ls) -> anyhow::Result<()> {
 }
 
 async fn print_regions(session: &Session, is_json: bool) -> anyhow::Result<()> {
-    let lost = session.list_lost().await.map_err(attempting("list", "regions".to_owned()))?;
-    let mut listing = Printed::new(is_json);
+    let lost = session.list_lost().await.map_err(command_error("list", "regions".to_owned()))?;
+    let mut listing = Listing::new(is_json);
     let mut pages = session.list_pages();
     while let Some(page) = pages.next().await? {
         listing.print(page)?;
@@ -38,7 +38,7 @@ async fn print_regions(session: &Session, is_json: bool) -> anyhow::Result<()> {
 }
 
 /// The listing as printed so far.
-struct Printed {
+struct Listing {
     is_json: bool,
     regions: Table,
     unreachable: Table,
@@ -46,9 +46,9 @@ struct Printed {
     text: Vec<u8>,
 }
 
-impl Printed {
-    fn new(is_json: bool) -> Printed {
-        Printed {
+impl Listing {
+    fn new(is_json: bool) -> Listing {
+        Listing {
             is_json,
             regions: Table::new(&REGION_COLUMNS),
             unreachable: Table::new(&[("unreachable", Align::Left), ("home", Align::Left)]),
@@ -63,7 +63,7 @@ impl Printed {
         self.text.push(b'\n');
     }
 
-    /// Prints the regions of a page. Tables of other names follow in [`Printed::end`].
+    /// Prints the regions of a page. Tables of other names follow in [`Listing::end`].
     fn print(&mut self, page: ListedRegions) -> io::Result<()> {
         self.text.clear();
         if self.is_json {
@@ -151,24 +151,24 @@ struct DamagedJson<'a> {
 #[derive(Serialize, Debug)]
 struct LostJson<'a> {
     name: &'a str,
-    lost: WithNode,
+    lost: LossWithNode,
 }
 
 #[derive(Serialize, Debug)]
-struct WithNode {
+struct LossWithNode {
     node: u32,
     incarnation: String,
     #[serde(flatten)]
-    how: LossJson,
+    loss: LossJson,
 }
 
 impl<'a> From<&'a LostRegion> for LostJson<'a> {
     fn from(region: &'a LostRegion) -> LostJson<'a> {
         let Lost { node, incarnation, cause, age } = region.lost;
-        let how = LossJson::new(cause, age);
+        let loss = LossJson::new(cause, age);
         LostJson {
             name: &region.name,
-            lost: WithNode { node: node.0, incarnation: hexadecimal(incarnation), how },
+            lost: LossWithNode { node: node.0, incarnation: hexadecimal(incarnation), loss },
         }
     }
 }
@@ -176,7 +176,7 @@ impl<'a> From<&'a LostRegion> for LostJson<'a> {
 fn lost_table(lost: &[LostRegion]) -> Table {
     let mut table = Table::new(&[("lost", Align::Left), ("why", Align::Left)]);
     for region in lost {
-        table.row(vec![shown(&region.name).into_owned(), loss::in_words(&region.lost)]);
+        table.row(vec![shown(&region.name).into_owned(), loss::describe(&region.lost)]);
     }
     table
 }

@@ -14,7 +14,7 @@ use halite::{
 use indicatif::ProgressBar;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::regions::attempting;
+use super::regions::command_error;
 use crate::args::Put;
 use crate::client::{self, Client, memory_nodes};
 use crate::limits;
@@ -34,12 +34,12 @@ const PART_BYTES_MIN: u64 = 64 << 10;
 pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     let client = client::attach(dir)?;
     check_name(&client, args)?;
-    let put = Putting { session: &client.session, placement: placement(&client, args)? };
+    let destination = Destination { session: &client.session, placement: placement(&client, args)? };
     let source = Source::open(&args.file)?;
     // Until here, a signal may end the process, which leaves nothing behind.
     let interrupt = Interrupt::listen().context("cannot listen for signals")?;
     let mut input = Input { source, interrupt, hasher: Xxh3::new(), buffer: vec![0; PIECE_BYTES] };
-    let filled = put.fill(&mut input, &args.name);
+    let filled = destination.fill(&mut input, &args.name);
     let (lh, len) = filled.map_err(|error| explain(error, &client, args, &input.source))?;
     let checksum = input.hasher.digest();
     let ended = client.session.write(lh, len, &Trailer { len, checksum }.to_bytes());
@@ -60,7 +60,7 @@ fn check_name(client: &Client, args: &Put) -> anyhow::Result<()> {
             | RegionCause::NameReserved
             | RegionCause::DirectoryDown
             | RegionCause::DirectoryUnreachable { .. } => {
-                Err(attempting("put", format!("{:?}", args.name))(error).into())
+                Err(command_error("put", format!("{:?}", args.name))(error).into())
             }
             _ => Ok(()),
         },
@@ -87,12 +87,12 @@ struct Input {
 }
 
 /// The destination.
-struct Putting<'a> {
+struct Destination<'a> {
     session: &'a blocking::Session,
     placement: Placement,
 }
 
-impl Putting<'_> {
+impl Destination<'_> {
     /// Copies the input into a region without a name; returns the region and the length of the input.
     fn fill(&self, input: &mut Input, name: &str) -> anyhow::Result<(Lh, u64)> {
         let Some(len) = input.source.len() else {
@@ -111,7 +111,7 @@ impl Putting<'_> {
             input.hasher.update(piece);
             let begin = Instant::now();
             self.session.write(lh, offset, piece)?;
-            source::adapt(&mut input.buffer, piece_len, begin.elapsed());
+            source::grow_buffer(&mut input.buffer, piece_len, begin.elapsed());
             offset += piece_len as u64;
             bar.set_position(offset);
         }
@@ -122,7 +122,7 @@ impl Putting<'_> {
 
     /// Copies input of unknown length. A region has a fixed length, so growing regions gather the input first.
     fn fill_in_parts(&self, input: &mut Input, bar: &ProgressBar) -> anyhow::Result<(Lh, u64)> {
-        let mut parts = Parts { of: self, filled: Vec::new(), room: 0 };
+        let mut parts = Parts { destination: self, filled: Vec::new(), room: 0 };
         loop {
             let piece_len = input.source.read(&mut input.buffer, &input.interrupt)?;
             let piece = &input.buffer[..piece_len];
@@ -136,7 +136,7 @@ impl Putting<'_> {
             }
             let begin = Instant::now();
             parts.push(piece)?;
-            source::adapt(&mut input.buffer, piece_len, begin.elapsed());
+            source::grow_buffer(&mut input.buffer, piece_len, begin.elapsed());
             if is_last {
                 break;
             }
@@ -190,7 +190,7 @@ impl Putting<'_> {
 
 /// Regions that hold the parts of input of unknown length, in order.
 struct Parts<'a> {
-    of: &'a Putting<'a>,
+    destination: &'a Destination<'a>,
     /// Each region with the number of its filled bytes.
     filled: Vec<(Lh, u64)>,
     /// Number of free bytes in the last region.
@@ -201,14 +201,14 @@ impl Parts<'_> {
     fn push(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
         while !bytes.is_empty() {
             if self.room == 0 {
-                let (part, len) = self.of.alloc_part(self.filled.len())?;
+                let (part, len) = self.destination.alloc_part(self.filled.len())?;
                 self.filled.push((part, 0));
                 self.room = len;
             }
             let fitting = self.room.min(bytes.len() as u64);
             let (now, rest) = bytes.split_at(fitting as usize);
             let (part, filled) = self.filled.last_mut().expect("there is room in the last");
-            self.of.session.write(*part, *filled, now)?;
+            self.destination.session.write(*part, *filled, now)?;
             *filled += fitting;
             self.room -= fitting;
             bytes = rest;
@@ -247,7 +247,7 @@ fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -
         RegionCause::NoSpace { wanted, .. } if !args.spread && has_room_when_spread(client, wanted) => {
             anyhow!("cannot put {name}: {}; or add --spread: all nodes together have room", refused.cause())
         }
-        _ => attempting("put", name)(refused.clone()).into(),
+        _ => command_error("put", name)(refused.clone()).into(),
     }
 }
 

@@ -28,7 +28,7 @@ use crate::scratch::Scratch;
 use crate::threads;
 
 /// Maximum time for a host to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub struct Facts {
@@ -274,14 +274,16 @@ impl HostToJoin {
         });
         let (mut refused, mut own, mut payload_bytes) = (None, None, None);
         for address in addresses.iter().flatten() {
-            match TcpStream::connect_timeout(address, PATIENCE) {
+            match TcpStream::connect_timeout(address, CONNECT_TIMEOUT) {
                 Ok(stream) => {
                     refused = None;
                     own = stream.local_addr().ok();
                     payload_bytes = own.and_then(|own| payload_between(own.ip(), address.ip()));
                     break;
                 }
-                Err(error) => refused = Some(format!("{}: {error}", addresses::shown(*address, None))),
+                Err(error) => {
+                    refused = Some(format!("{}: {error}", addresses::format_address(*address, None)))
+                }
             }
         }
         HostToJoin { name: name.to_owned(), addresses, refused, own, payload_bytes, joined: None }
@@ -301,15 +303,16 @@ impl HostToJoin {
             }
             let hosts = Hosts { listen, join: addresses.clone(), secret_file: hosts.secret_file.clone() };
             let config = Config { node: None, arena_bytes: 0, hosts: Some(hosts), ..config.clone() };
-            self.joined = Some(payload_as_node(config, addresses).map_err(|error| output::reasons(&error)));
+            self.joined =
+                Some(payload_through_node(config, addresses).map_err(|error| output::error_chain(&error)));
         }
     }
 }
 
 /// Joins a cluster, and returns the maximum payload of the packets to the node at `addresses`; `None` if no node announces
 /// one of them, for example behind a forwarded port.
-fn payload_as_node(config: Config, addresses: &[SocketAddr]) -> anyhow::Result<Option<u32>> {
-    let scratch = Scratch::create_unguarded()?;
+fn payload_through_node(config: Config, addresses: &[SocketAddr]) -> anyhow::Result<Option<u32>> {
+    let scratch = Scratch::create_without_signal_handler()?;
     ClusterDir::found(scratch.path())?;
     let node = Node::client(Config { dir: scratch.path().to_owned(), ..config })?;
     let session = node.blocking_session();
@@ -350,7 +353,8 @@ impl ClusterFacts {
             (file, refused)
         });
         let is_spread = !args.hosts.listen.is_empty() || !args.hosts.join.is_empty();
-        let members = (is_of_another || presences.iter().any(|node| node.alive)).then(|| ask(dir));
+        let members =
+            (is_of_another || presences.iter().any(|node| node.alive)).then(|| member_statuses(dir));
         let cleaner = Cleaner::of(dir);
         ClusterFacts {
             dir: dir.to_owned(),
@@ -378,7 +382,7 @@ fn unusable(dir: &Path) -> Option<String> {
     refused.err().map(|error| format!("{} cannot be created: {}: {error}", dir.display(), parent.display()))
 }
 
-fn ask(dir: &Path) -> Result<Vec<NodeStatus>, String> {
+fn member_statuses(dir: &Path) -> Result<Vec<NodeStatus>, String> {
     let asked = client::join_or_attach(dir).and_then(|client| {
         let mut statuses = client.session.status()?;
         let is_shown =
@@ -386,5 +390,5 @@ fn ask(dir: &Path) -> Result<Vec<NodeStatus>, String> {
         statuses.retain(is_shown);
         Ok(statuses)
     });
-    asked.map_err(|error| output::reasons(&error))
+    asked.map_err(|error| output::error_chain(&error))
 }

@@ -9,13 +9,13 @@ use super::server::Part;
 use super::workload::{Measured, PerfArgs, Plan, Planned, Timer};
 
 /// Ping-pong of messages: the sender waits until a message is in the port's queue.
-pub type Sent = Correspondent<false, false>;
+pub type Sent = Messenger<false, false>;
 /// Ping-pong of published messages: the sender does not wait until a message is in the port's queue.
-pub type Published = Correspondent<true, false>;
+pub type Published = Messenger<true, false>;
 /// Stream of published messages in one direction.
-pub type Streamed = Correspondent<true, true>;
+pub type Streamed = Messenger<true, true>;
 
-pub struct Correspondent<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
+pub struct Messenger<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
     session: blocking::Session,
     sender: blocking::Sender,
     to: NodeId,
@@ -26,7 +26,7 @@ pub struct Correspondent<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
     errors: u64,
 }
 
-impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PUBLISHES, IS_ONE_WAY> {
+impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Messenger<PUBLISHES, IS_ONE_WAY> {
     /// Opens the ports; the two of a pair have the same number.
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Self>> {
         let open = |thread: usize| {
@@ -34,7 +34,7 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PU
             let mailbox = end.session.open_port(port, ServeOptions::default())?;
             let (session, sender) = (end.session.clone(), end.session.sender(to, port));
             let parcel = Parcel::new(part.size, thread);
-            Ok(Correspondent { session, sender, to, port, mailbox, parcel, stamp: 0, errors: 0 })
+            Ok(Messenger { session, sender, to, port, mailbox, parcel, stamp: 0, errors: 0 })
         };
         (0..part.threads).map(open).collect()
     }
@@ -74,7 +74,7 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PU
     }
 }
 
-impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Correspondent<PUBLISHES, IS_ONE_WAY> {
+impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Messenger<PUBLISHES, IS_ONE_WAY> {
     pub fn plan(_: &PerfArgs) -> Planned {
         let what = match IS_ONE_WAY {
             true => "messages one after the other, up to 64 outstanding",

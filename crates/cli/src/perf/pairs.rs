@@ -27,7 +27,7 @@ pub trait Partner: Send + Sized + 'static {
 
 impl<P: Partner> Workload for P {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<P>> {
-        meet(bench, bench.part())
+        start_pairs(bench, bench.part())
     }
 
     fn operation(&mut self, _: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
@@ -40,7 +40,7 @@ impl<P: Partner> Workload for P {
 }
 
 /// Creates the client's partners, and starts the server's threads.
-pub fn meet<P: Partner>(bench: &mut Bench, part: Part) -> anyhow::Result<Vec<P>> {
+pub fn start_pairs<P: Partner>(bench: &mut Bench, part: Part) -> anyhow::Result<Vec<P>> {
     P::prepare(bench)?;
     let partners = P::all(&bench.end, &part)?;
     bench.start_following(part)?;
@@ -48,7 +48,7 @@ pub fn meet<P: Partner>(bench: &mut Bench, part: Part) -> anyhow::Result<Vec<P>>
 }
 
 /// Creates the server's partners, and a follower thread for each.
-pub fn follow<P: Partner>(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
+pub fn server_threads<P: Partner>(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
     let turns = part.turns;
     let follower = |mut partner: P| Follower {
         run: Box::new(move || {

@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use super::args::{ServerArgs, name_of};
 use super::cores::{Cores, pin};
-use super::crew;
 use super::end::End;
 use super::job::Job;
 use super::measure::process_cpu;
+use super::pinned;
 use super::table;
-use crate::coworker::Coworker;
+use crate::child::ChildProcess;
 use crate::output;
 use crate::signals;
 use crate::threads;
@@ -80,7 +80,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 }
 
 /// The server process, from the client's view. Dropping it kills the process.
-pub struct Server(Coworker);
+pub struct Server(ChildProcess);
 
 impl Server {
     /// Starts the server process; returns when its node has joined the cluster in `dir`.
@@ -89,7 +89,7 @@ impl Server {
         let responder = job.args.responder.mode.name();
         let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric, "--responder", responder];
         let flags = flags.map(str::to_owned);
-        let mut server = Server(Coworker::start("the server process", dir, "perf-server", &flags)?);
+        let mut server = Server(ChildProcess::start("the server process", dir, "perf-server", &flags)?);
         server.reply()?;
         Ok(server)
     }
@@ -172,7 +172,7 @@ impl Following {
         let functions = followers.iter().filter_map(|follower| follower.function.clone()).collect();
         let run = |_, follower: Follower, _| (follower.run)();
         let all = threads::spawn("halite-server", move || {
-            Ok(crew::run(followers, |thread| cores.of_server(thread), run)?.into_iter().sum())
+            Ok(pinned::run_all(followers, |thread| cores.of_server(thread), run)?.into_iter().sum())
         })?;
         Ok(Following { functions, all })
     }

@@ -80,7 +80,7 @@ impl Known {
     }
 
     /// Creates the state for a run without updates, in which all keys keep their first values.
-    pub(super) fn of_no_updates() -> Known {
+    pub(super) fn without_updates() -> Known {
         Known { begun: Vec::new(), latest: Vec::new(), width: 1 }
     }
 
@@ -173,7 +173,7 @@ impl Latest {
     }
 
     /// Adds the reads of other processes.
-    pub(super) fn join(&mut self, others: &[u64]) {
+    pub(super) fn merge(&mut self, others: &[u64]) {
         for (latest, other) in self.0.iter_mut().zip(others) {
             *latest = (*latest).max(*other);
         }
