@@ -75,7 +75,7 @@ impl Application {
 
     /// Waits until an application that reads from another node fails; returns its error.
     #[track_caller]
-    pub fn missed(mut self) -> String {
+    pub fn wait_for_error(mut self) -> String {
         self.running.line()
     }
 

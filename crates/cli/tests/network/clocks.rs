@@ -18,7 +18,7 @@ fn token(cluster: &Cluster, host: usize) -> u64 {
 }
 
 #[test]
-fn clocks_an_hour_apart_harm_nothing() {
+fn tokens_increase_with_clocks_an_hour_apart() {
     let offsets_s = [-HOUR_S, 0, HOUR_S];
     let Some(mut world) = World::new(3, Processes::Shared) else { return };
     world.set_clocks(&offsets_s);

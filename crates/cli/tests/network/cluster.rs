@@ -56,7 +56,7 @@ impl Cluster {
     }
 
     pub fn is_whole(&self) -> bool {
-        self.states().iter().flatten().all(|state| state == "alive")
+        self.world.are_alive(self.nodes.len() as u32)
     }
 
     /// Returns the incarnations of the permanent nodes, as host 0 sees them.

@@ -6,7 +6,7 @@ use crate::world::Processes;
 
 /// Hosts that see each other's processes: a pid of a process on another host may be that of any process here.
 #[test]
-fn down_ends_the_nodes_of_its_own_host_only() {
+fn down_stops_only_nodes_of_its_host() {
     let Some(mut cluster) = Cluster::new(3, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
     let pid = cluster.nodes[0].pid();
@@ -25,7 +25,7 @@ fn down_ends_the_nodes_of_its_own_host_only() {
 
 /// Node 0 holds the list of members, and loses power here.
 #[test]
-fn status_works_without_node_0_and_forget_does_not() {
+fn forget_needs_node_0_and_status_does_not() {
     let Some(mut cluster) = Cluster::new(4, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
     cluster.lose_power(3);

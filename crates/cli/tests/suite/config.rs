@@ -16,7 +16,7 @@ fn rows(output: &std::process::Output) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn flags_go_before_variables_before_the_file() {
+fn flags_override_variables_and_the_file() {
     let scratch = Scratch::new("config");
     let file = scratch.write("halite.toml", b"arena = '2G'\nmetrics = '127.0.0.1:9464'\nlog = 'debug'\n");
     let line = format!("config --json --log info --config {}", file.display());
@@ -35,7 +35,7 @@ fn flags_go_before_variables_before_the_file() {
 }
 
 #[test]
-fn an_unknown_key_or_variable_names_the_one_meant() {
+fn unknown_keys_and_variables_get_a_suggestion() {
     let scratch = Scratch::new("unknown");
     let file = scratch.write("halite.toml", b"metric = '127.0.0.1:9464'\n");
     let complaint = scratch.fails(&format!("config --config {}", file.display()), 2);
@@ -59,7 +59,7 @@ fn an_unknown_key_or_variable_names_the_one_meant() {
 
 /// A value that no command accepts is an error, even if the command that reads it would not use it.
 #[test]
-fn a_wrong_value_is_refused_with_its_source() {
+fn invalid_values_are_refused_with_their_source() {
     let scratch = Scratch::new("refused");
     for (key, value, allowed) in [
         ("arena", "'8Q'", "a number of bytes such as 4096, 64K, 8G or 1.5MiB"),
@@ -95,7 +95,7 @@ fn a_wrong_value_is_refused_with_its_source() {
 }
 
 #[test]
-fn the_password_of_etcd_is_never_shown() {
+fn password_of_etcd_is_hidden() {
     let scratch = Scratch::new("config-password");
     for line in ["config", "config --json"] {
         let mut command = scratch.command(line);
@@ -107,7 +107,7 @@ fn the_password_of_etcd_is_never_shown() {
 
 /// The network tests show what a node then does.
 #[test]
-fn congestion_control_reaches_all_nodes_of_a_command() {
+fn congestion_control_applies_to_all_nodes_of_a_command() {
     let command_line = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let is_told = |command: &str, by: &str, pid: u32| {
         let line = command_line(pid).replace('\0', " ");

@@ -6,7 +6,7 @@ use serde_json::Value;
 use support::Scratch;
 
 #[test]
-fn a_figure_has_its_points_and_its_plot() {
+fn figure_has_points_and_a_plot() {
     let scratch = Scratch::new("figure");
     let svg = scratch.file("plot.svg");
     let reports = scratch.json(&format!("figure lite-6 --json --svg {}", svg.display()));
@@ -23,7 +23,7 @@ fn a_figure_has_its_points_and_its_plot() {
 }
 
 #[test]
-fn a_page_is_written_once() {
+fn page_is_not_overwritten() {
     let scratch = Scratch::new("figure-page");
     let dir = scratch.file("page");
     let line = format!("figure slow-3 --out {}", dir.display());

@@ -44,7 +44,7 @@ fn three(name: &str) -> (Scratch, [Host; 3]) {
 }
 
 #[test]
-fn a_refused_join_says_why() {
+fn refused_join_reports_the_reason() {
     let own = Scratch::new("hosts-refused");
     for name in ["secret", "other"] {
         own.ok(&format!("secret new {}", own.file(name).display()));
@@ -76,7 +76,7 @@ fn a_refused_join_says_why() {
 }
 
 #[test]
-fn nodes_of_a_host_share_memory_others_use_udp() {
+fn shm_within_a_host_and_udp_between_hosts() {
     let (own, [first, second, _third]) = three("hosts-mixed");
     let beside = format!(
         "node --id 3 --arena 64M --listen 127.0.0.1:0 --secret-file {} --join {}",
@@ -101,7 +101,7 @@ fn nodes_of_a_host_share_memory_others_use_udp() {
 }
 
 #[test]
-fn a_secret_is_replaced_while_nodes_run() {
+fn secret_is_rotated_while_nodes_run() {
     let own = Scratch::new("hosts-rotated");
     let file = |name: &str| own.file(name);
     for name in ["old", "new"] {

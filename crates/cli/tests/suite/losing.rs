@@ -10,7 +10,7 @@ use serde_json::json;
 use support::{Process, Running, Scratch, eventually};
 
 /// Returns true if the text contains a time of day between `before` and `after`.
-fn tells_time(text: &str, before: &str, after: &str) -> bool {
+fn contains_time(text: &str, before: &str, after: &str) -> bool {
     let is_time = |rest: &str| {
         let time = rest.as_bytes().get(..8).unwrap_or_default();
         let fits = |(at, byte): (usize, &u8)| if at % 3 == 2 { *byte == b':' } else { byte.is_ascii_digit() };
@@ -20,7 +20,7 @@ fn tells_time(text: &str, before: &str, after: &str) -> bool {
 }
 
 #[test]
-fn a_region_of_a_dead_node_is_lost_until_put_anew() {
+fn region_of_a_dead_node_is_lost() {
     let scratch = Scratch::new("lost");
     let _up = scratch.up(3);
     let text = scratch.write("text", b"salt");
@@ -31,10 +31,10 @@ fn a_region_of_a_dead_node_is_lost_until_put_anew() {
     eventually(|| scratch.states() == ["alive", "alive", "dead"]);
     for command in ["get salt", "stat salt", "mv salt --to 1", "explain salt"] {
         let complaint = scratch.fails(command, 1);
-        assert!(tells_time(&complaint, ": lost with node 2 (exited ", ")"), "{command}: {complaint}");
+        assert!(contains_time(&complaint, ": lost with node 2 (exited ", ")"), "{command}: {complaint}");
     }
     let list = scratch.ok("ls");
-    assert!(tells_time(&list, "salt    lost with node 2 (exited ", ")"), "{list}");
+    assert!(contains_time(&list, "salt    lost with node 2 (exited ", ")"), "{list}");
     let lost = scratch.json("ls --json");
     assert_eq!(lost.len(), 3, "{lost:?}");
     assert_eq!((&lost[1]["name"], &lost[1]["lost"]["node"]), (&"salt".into(), &2.into()), "{lost:?}");
@@ -49,7 +49,7 @@ fn a_region_of_a_dead_node_is_lost_until_put_anew() {
 }
 
 #[test]
-fn status_shows_a_dead_node_until_it_is_forgotten() {
+fn status_shows_a_dead_node_until_forget() {
     let scratch = Scratch::new("forget");
     let _up = scratch.up(3);
     let text = scratch.write("text", b"salt");
@@ -62,7 +62,7 @@ fn status_shows_a_dead_node_until_it_is_forgotten() {
 
     Process::open(scratch.pid(2)).kill();
     eventually(|| scratch.states() == ["alive", "alive", "dead"]);
-    assert!(tells_time(&String::from_utf8(scratch.run("status").stdout).unwrap(), "  exited ", "\n"));
+    assert!(contains_time(&String::from_utf8(scratch.run("status").stdout).unwrap(), "  exited ", "\n"));
     assert_eq!(scratch.nodes()[2]["lost"]["cause"], "exited");
 
     scratch.ok("forget 2");
@@ -73,7 +73,7 @@ fn status_shows_a_dead_node_until_it_is_forgotten() {
 }
 
 #[test]
-fn lost_parts_of_a_region_are_shown() {
+fn lost_chunks_are_shown() {
     let scratch = Scratch::new("part");
     let _up = scratch.up(2);
     let text = scratch.write("text", &support::bytes(10 << 20));
@@ -98,7 +98,7 @@ fn lost_parts_of_a_region_are_shown() {
 }
 
 #[test]
-fn a_refused_connection_is_logged_and_a_bare_one_not() {
+fn refused_connections_are_logged() {
     let scratch = Scratch::new("refused");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let address = SocketAddrUnix::new(scratch.cluster().join("node-0.shm.sock")).unwrap();
@@ -123,7 +123,7 @@ fn a_refused_connection_is_logged_and_a_bare_one_not() {
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn a_stopped_application_and_the_log_say_why_it_dies() {
+fn killed_application_and_log_report_the_reason() {
     let scratch = Scratch::new("stopped");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());

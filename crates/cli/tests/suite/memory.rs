@@ -22,7 +22,7 @@ fn resident(pid: u32) -> u64 {
 }
 
 #[test]
-fn only_populated_regions_take_memory_at_once() {
+fn only_populated_regions_take_memory_at_alloc() {
     let scratch = Scratch::new("resident");
     let _up = scratch.up(2);
     let client = Node::embedded(Config { dir: scratch.cluster(), arena_bytes: 0, ..Config::default() });
@@ -58,7 +58,7 @@ fn put_on_node_1(scratch: &Scratch, content: &[u8]) -> PathBuf {
 }
 
 #[test]
-fn a_node_with_few_addresses_has_a_smaller_arena() {
+fn address_space_limit_shrinks_the_arena() {
     let scratch = Scratch::new("addresses");
     let _up = up_after(&scratch, "ulimit -v 1500000", "--nodes 2 --arena 4G");
     let content = bytes(20 << 20);
@@ -86,9 +86,9 @@ fn complaint_after(scratch: &Scratch, limit: &str, line: &str) -> Option<String>
 }
 
 #[test]
-fn a_command_without_resources_says_so() {
+fn command_without_resources_reports_the_limit() {
     let scratch = Scratch::new("short");
-    let _up = up_after(&scratch, "true", "--nodes 3 --arena 1G");
+    let _up = scratch.up_with("--nodes 3 --arena 1G");
     let five = scratch.write("five", &bytes(5 << 20));
     let put = format!("--embed put five {}", five.display());
     // A node has a segment only after a request for memory: the first command fails late, later ones early.
@@ -113,7 +113,7 @@ fn a_command_without_resources_says_so() {
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn a_node_without_memory_in_its_group_lives_on() {
+fn node_survives_the_memory_limit_of_its_cgroup() {
     let scratch = Scratch::new("full-group");
     let Some(group) = Cgroup::limited("node", 128 * MIB) else {
         return println!("skipped: this user cannot limit the memory of processes");
@@ -136,7 +136,7 @@ fn a_node_without_memory_in_its_group_lives_on() {
 }
 
 #[test]
-fn an_arena_larger_than_the_machine_is_refused() {
+fn arena_larger_than_the_machine_is_refused() {
     let scratch = Scratch::new("petabyte");
     for line in ["up --nodes 2 --arena 1P", "node --id 0 --arena 1P"] {
         let complaint = scratch.fails(line, 1);

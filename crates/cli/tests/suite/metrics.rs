@@ -38,7 +38,7 @@ impl Scrape {
 }
 
 #[test]
-fn operations_are_counted_by_the_node_that_does_them() {
+fn operations_are_counted_by_their_node() {
     let scratch = Scratch::new("counted");
     let parent = std::process::id();
     let line = format!("node --id 0 --arena 256M --fabric roce --metrics 127.0.0.1:0 --parent {parent}");
@@ -97,7 +97,7 @@ fn operations_are_counted_by_the_node_that_does_them() {
 }
 
 #[test]
-fn a_taken_address_for_metrics_is_refused() {
+fn busy_metrics_address_is_refused() {
     let scratch = Scratch::new("taken");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();

@@ -33,7 +33,7 @@ fn positive(figure: &Value) -> f64 {
 }
 
 #[test]
-fn each_test_verifies_its_work_and_reports_it_whole() {
+fn every_perf_test_verifies_and_reports() {
     for (line, size, iterations) in [
         ("write_lat -n 60 -s 64 -t 2", 64, 60),
         ("write_lat -n 20 --cores shared", 8, 20),
@@ -55,7 +55,7 @@ fn each_test_verifies_its_work_and_reports_it_whole() {
 }
 
 #[test]
-fn priorities_are_measured_in_phases() {
+fn qos_measures_priorities_in_phases() {
     for fabric in ["roce", "shm"] {
         let scratch = Scratch::new("qos");
         let lines = scratch.json(&format!("perf qos --seconds 1 --fabric {fabric} --json"));
@@ -69,7 +69,7 @@ fn priorities_are_measured_in_phases() {
 }
 
 #[test]
-fn bare_memory_is_measured_beside_its_equals() {
+fn baselines_are_measured() {
     for (line, size, iterations, figure) in [
         ("write_lat --completion -n 1000", 8, 1000, "memcpy_lat_us"),
         ("write_bw -n 70 -t 2", 65_536, 70, "ratio"),
@@ -88,7 +88,7 @@ fn bare_memory_is_measured_beside_its_equals() {
 }
 
 #[test]
-fn a_running_node_can_be_measured() {
+fn running_node_can_be_measured() {
     let scratch = Scratch::new("peer");
     let _up = scratch.up(2);
     for test in ["write_lat --completion", "fetch_add_lat", "copy_lat"] {
@@ -100,7 +100,7 @@ fn a_running_node_can_be_measured() {
 }
 
 #[test]
-fn a_killed_client_takes_its_server_along() {
+fn killed_perf_client_ends_its_server() {
     let scratch = Scratch::new("killed-perf");
     let mut perf = Running::start(&scratch, "perf write_lat -n 1000000000");
     // The header is printed when both ends are ready.

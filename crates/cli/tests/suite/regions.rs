@@ -47,7 +47,7 @@ fn holders(region: &Value) -> Vec<u64> {
 }
 
 #[test]
-fn files_of_every_size_come_back() {
+fn files_of_all_sizes_round_trip() {
     let scratch = Scratch::new("sizes");
     let _up = scratch.up(2);
     for (name, len) in [("empty", 0), ("byte", 1), ("piece", MIB), ("ragged", 9 * MIB + 12_345)] {
@@ -61,7 +61,7 @@ fn files_of_every_size_come_back() {
 }
 
 #[test]
-fn a_pipe_can_be_put() {
+fn put_reads_a_pipe() {
     let scratch = Scratch::new("stdin");
     let _up = scratch.up(2);
     // The content has up to three parts of increasing size.
@@ -85,7 +85,7 @@ fn used(scratch: &Scratch) -> u64 {
 }
 
 #[test]
-fn put_checks_cluster_and_name_before_it_reads() {
+fn put_checks_cluster_and_name_first() {
     let scratch = Scratch::new("checked");
     // No bytes come from this pipe, and its other end stays open.
     let (silent, _writer) = rustix::pipe::pipe().unwrap();
@@ -108,7 +108,7 @@ fn put_checks_cluster_and_name_before_it_reads() {
 }
 
 #[test]
-fn explain_shows_the_way_that_bytes_take() {
+fn explain_shows_the_data_path() {
     let scratch = Scratch::new("explain");
     let _up = scratch.up(2);
     check_round_trip(&scratch, "region", &bytes(9 * MIB), "--spread");
@@ -130,7 +130,7 @@ fn explain_shows_the_way_that_bytes_take() {
 }
 
 #[test]
-fn a_fragmented_arena_tells_its_largest_piece() {
+fn fragmented_arena_reports_its_largest_piece() {
     let scratch = Scratch::new("pieces");
     scratch.ok("up --nodes 1 --arena 16M --detach");
     let file = scratch.write("file", &bytes(1_000_000)).display().to_string();
@@ -150,7 +150,7 @@ fn a_fragmented_arena_tells_its_largest_piece() {
 }
 
 #[test]
-fn a_removed_region_is_gone() {
+fn removed_region_does_not_exist() {
     let scratch = Scratch::new("remove");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "region", b"salt", "");
@@ -164,7 +164,7 @@ fn a_removed_region_is_gone() {
 }
 
 #[test]
-fn a_put_that_is_ended_leaves_nothing() {
+fn interrupted_put_leaves_nothing() {
     let scratch = Scratch::new("ended-put");
     let _up = scratch.up(2);
     for (signal, status) in [(Signal::KILL, None), (Signal::INT, Some(1))] {
@@ -182,7 +182,7 @@ fn a_put_that_is_ended_leaves_nothing() {
 }
 
 #[test]
-fn permissions_are_granted_and_taken_back() {
+fn permissions_are_granted_and_revoked() {
     let scratch = Scratch::new("grant");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "region", b"salt", "");
@@ -210,7 +210,7 @@ fn permissions_are_granted_and_taken_back() {
 
 /// A table hides blanks at the end of a cell.
 #[test]
-fn names_of_blanks_are_visible() {
+fn names_with_blanks_are_quoted() {
     let scratch = Scratch::new("blanks");
     let _up = scratch.up(1);
     let session = Session::attach(scratch.cluster()).unwrap();
@@ -226,27 +226,27 @@ fn names_of_blanks_are_visible() {
 }
 
 #[test]
-fn a_move_goes_on_without_an_interrupted_client() {
+fn move_continues_without_its_client() {
     let scratch = Scratch::new("hurried-move");
     let _up = scratch.up(2);
     // The name contains shell metacharacters; the message contains a command to paste.
     let name = "it's$(it)";
     check_round_trip(&scratch, name, &bytes(20 * MIB), "--node 0");
     let (mapper, mut mv, mut told) = interrupt_move(&scratch, name);
-    let (pid, mut hear) = (Pid::from_child(&mv), |expected: &str| hear(&mut told, expected));
+    let (pid, mut expect) = (Pid::from_child(&mv), |expected: &str| expect_line(&mut told, expected));
     // A second signal that follows at once is not taken for a second request.
-    let is_heard = AtomicBool::new(false);
+    let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let begin = Instant::now();
-            while !is_heard.load(Ordering::Relaxed) && begin.elapsed() < Duration::from_secs(30) {
+            while !is_done.load(Ordering::Relaxed) && begin.elapsed() < Duration::from_secs(30) {
                 // The move may have ended; then only this test waits for it.
                 let _ = rustix::process::kill_process(pid, Signal::INT);
                 std::thread::yield_now();
             }
         });
-        hear(r"keeps moving to node 1; `halite stat 'it'\''s$(it)'`");
-        is_heard.store(true, Ordering::Relaxed);
+        expect(r"keeps moving to node 1; `halite stat 'it'\''s$(it)'`");
+        is_done.store(true, Ordering::Relaxed);
     });
     assert_eq!(mv.wait().unwrap().code(), Some(130));
     mapper.signal(Signal::CONT);
@@ -256,7 +256,7 @@ fn a_move_goes_on_without_an_interrupted_client() {
 }
 
 #[test]
-fn an_interrupted_move_without_progress_ends() {
+fn interrupted_mv_ends_without_progress() {
     let scratch = Scratch::new("stalled-move");
     let node = |id| {
         let (dir, attach) = (scratch.cluster(), Some(AttachMode::Owner));
@@ -268,7 +268,7 @@ fn an_interrupted_move_without_progress_ends() {
     let _nodes = [node(0), node(1)];
     check_round_trip(&scratch, "region", &bytes(20 * MIB), "--node 0");
     let (mapper, mut mv, mut told) = interrupt_move(&scratch, "region");
-    hear(
+    expect_line(
         &mut told,
         "no byte has moved for 5 s; \"region\" keeps moving to node 1; `halite stat region` shows its place",
     );
@@ -289,12 +289,12 @@ fn interrupt_move(scratch: &Scratch, name: &str) -> (Running, Child, BufReader<C
         std::thread::yield_now();
     }
     rustix::process::kill_process(pid, Signal::INT).unwrap();
-    hear(&mut told, "waiting until it is there");
+    expect_line(&mut told, "waiting until it is there");
     (mapper, mv, told)
 }
 
 #[track_caller]
-fn hear(told: &mut BufReader<ChildStderr>, expected: &str) {
+fn expect_line(told: &mut BufReader<ChildStderr>, expected: &str) {
     let mut line = String::new();
     told.read_line(&mut line).unwrap();
     assert!(line.contains(expected), "{line}");
@@ -356,7 +356,7 @@ fn get_writes_to_any_kind_of_file() {
 }
 
 #[test]
-fn get_leaves_read_only_files_alone() {
+fn get_keeps_read_only_files() {
     let scratch = Scratch::new("read-only");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "region", b"salt", "");
@@ -384,7 +384,7 @@ fn join(scratch: &Scratch, principal: &str) -> Node {
 }
 
 #[test]
-fn a_put_that_fails_leaves_nothing_behind() {
+fn failed_put_leaves_nothing() {
     let scratch = Scratch::new("failed-put");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "taken", b"salt", "");
@@ -411,7 +411,7 @@ fn a_put_that_fails_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_get_that_fails_leaves_nothing_behind() {
+fn failed_get_leaves_nothing() {
     let scratch = Scratch::new("failed-get");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "region", &bytes(3 * MIB), "");
@@ -428,7 +428,7 @@ fn a_get_that_fails_leaves_nothing_behind() {
 }
 
 #[test]
-fn get_refuses_bytes_that_changed_since_put() {
+fn get_detects_changed_bytes() {
     let scratch = Scratch::new("corrupt");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "region", &bytes(2 * MIB), "");
@@ -450,7 +450,7 @@ fn get_refuses_bytes_that_changed_since_put() {
 }
 
 #[test]
-fn a_foreign_region_is_copied_with_a_notice() {
+fn get_copies_unverified_regions_with_a_note() {
     let scratch = Scratch::new("foreign");
     let _up = scratch.up(1);
     let node = join(&scratch, "");
@@ -469,7 +469,7 @@ fn a_foreign_region_is_copied_with_a_notice() {
 
 /// Expects that `ls` lists names of more than one page, while other names come, go, and move to another node.
 #[test]
-fn a_long_list_has_each_name_once() {
+fn ls_lists_each_name_once() {
     let scratch = Scratch::new("pages");
     let _up = scratch.up(2);
     let session = Session::attach(scratch.cluster()).unwrap();

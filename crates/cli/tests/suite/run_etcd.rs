@@ -10,7 +10,7 @@ use support::{Running, Scratch, eventually};
 /// Found with a run that ended without freeing its regions.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn a_log_waits_for_etcd_and_is_whole_afterwards() {
+fn log_waits_for_etcd() {
     let scratch = Scratch::new("etcd-log");
     let Some(mut etcd) = Etcd::start() else { return };
     scratch.ok(&format!("up --nodes 2 --arena 256M --detach --directory {}", etcd.address("log")));

@@ -5,7 +5,7 @@ use crate::support;
 use support::{Process, Scratch};
 
 #[test]
-fn top_prints_nodes_operations_and_peers_once() {
+fn top_prints_nodes_operations_and_peers() {
     let scratch = Scratch::new("top");
     let printed = scratch.ok("up --nodes 2 --arena 64M --fabric roce --metrics 127.0.0.1:0 --detach");
     let places: Vec<&str> = printed

@@ -8,14 +8,11 @@ use support::{Running, Scratch, bytes};
 
 /// Starts a cluster of three nodes, each in its own process.
 fn up(scratch: &Scratch, flags: &str) -> Running {
-    let flags = format!("{flags} --parent {}", std::process::id());
-    let mut up = Running::start(scratch, &format!("up --nodes 3 --arena 64M --fabric roce {flags}"));
-    while !up.line().contains("ctrl-C") {}
-    up
+    scratch.up_with(&format!("--nodes 3 --arena 64M --fabric roce {flags}"))
 }
 
 #[test]
-fn files_go_over_udp_with_and_without_receivers() {
+fn files_move_over_udp() {
     for receivers in [0, 2] {
         let scratch = Scratch::new("udp");
         let _up = up(&scratch, &format!("--receivers {receivers}"));
@@ -44,7 +41,7 @@ fn files_go_over_udp_with_and_without_receivers() {
 
 /// Files also go between nodes whose responders keep no state, and `explain` names the mode for each peer.
 #[test]
-fn files_go_over_udp_without_state_at_the_responder() {
+fn files_move_over_udp_with_stateless_responders() {
     let scratch = Scratch::new("udp-stateless");
     let _up = up(&scratch, "--responder stateless");
     let mut others = [(7, "auto"), (8, "stateful")].map(|(id, mode)| {
@@ -73,7 +70,7 @@ fn files_go_over_udp_without_state_at_the_responder() {
 /// Between two nodes there are as many queue pairs as the smaller `--lanes` of both, whether one session uses them or 50
 /// do.
 #[test]
-fn all_sessions_share_the_queue_pairs_between_two_nodes() {
+fn sessions_share_queue_pairs() {
     for (lanes, other, with_equal, with_other) in
         [(1, 4, "one queue pair", "2 queue pairs"), (4, 3, "4 queue pairs", "3 queue pairs")]
     {
@@ -109,7 +106,7 @@ fn all_sessions_share_the_queue_pairs_between_two_nodes() {
 }
 
 #[test]
-fn a_node_of_another_network_is_refused() {
+fn node_of_another_network_is_refused() {
     let scratch = Scratch::new("udp-other");
     let _up = up(&scratch, "");
     let complaint = scratch.fails("node --id 7 --fabric shm", 1);
@@ -120,7 +117,7 @@ fn a_node_of_another_network_is_refused() {
 }
 
 #[test]
-fn a_node_writes_its_packets_to_a_file() {
+fn packets_are_captured_in_a_file() {
     let scratch = Scratch::new("udp-pcap");
     let complaint = scratch.fails("node --id 0 --fabric shm --pcap /nowhere", 1);
     assert!(complaint.contains("a packet capture needs the roce network"), "{complaint}");

@@ -14,6 +14,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub use process::*;
 use serde_json::Value;
 
+use halite::{Config, Node, Permissions};
+
+pub const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
+
 /// Name of the marker file that each cluster directory has.
 pub const MARKER: &str = "halite-cluster";
 
@@ -93,8 +97,13 @@ impl Scratch {
     /// Starts a cluster in the foreground, under a process that dies with this test.
     #[track_caller]
     pub fn up(&self, nodes: u32) -> Running {
-        let mut up =
-            Running::start(self, &format!("up --nodes {nodes} --arena 256M --parent {}", std::process::id()));
+        self.up_with(&format!("--nodes {nodes} --arena 256M"))
+    }
+
+    /// Starts a cluster with these flags as [`Scratch::up`] does.
+    #[track_caller]
+    pub fn up_with(&self, flags: &str) -> Running {
+        let mut up = Running::start(self, &format!("up {flags} --parent {}", std::process::id()));
         while !up.line().contains("ctrl-C") {}
         up
     }
@@ -182,6 +191,11 @@ pub fn check_ok(line: &str, output: &Output) -> String {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{line}: {}: {complaint}", output.status);
     String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Joins the cluster in `dir` as an application does: as a node without memory.
+pub fn join(dir: &Path) -> Node {
+    Node::embedded(Config { dir: dir.to_owned(), arena_bytes: 0, ..Config::default() }).unwrap()
 }
 
 /// Returns a command that runs `line` and then `command` in a shell.
