@@ -780,8 +780,8 @@ fn parse_from(
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
-    let said = lines.join("\n");
-    said.strip_prefix("error: ").unwrap_or(&said).to_owned()
+    let text = lines.join("\n");
+    text.strip_prefix("error: ").unwrap_or(&text).to_owned()
 }
 
 #[cfg(test)]

@@ -147,17 +147,17 @@ impl ChildProcess {
 
     /// Closes the standard input of the process, which ends it, and waits for the end. Returns the output that the
     /// process printed meanwhile. Has no timeout: workers end within their own time limit.
-    pub fn end(mut self) -> anyhow::Result<String> {
+    pub fn close_and_wait(mut self) -> anyhow::Result<String> {
         self.stdin = None;
-        let mut said = String::new();
+        let mut output = String::new();
         // Returns when the process closes its standard output, at its end.
-        self.stdout.read_to_string(&mut said).with_context(|| format!("cannot read from {}", self.name))?;
+        self.stdout.read_to_string(&mut output).with_context(|| format!("cannot read from {}", self.name))?;
         let status =
             self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.name))?;
         if !status.success() {
             bail!("{} has ended: {status}", self.name);
         }
-        Ok(said)
+        Ok(output)
     }
 }
 

@@ -306,7 +306,7 @@ impl Progress {
         Ok(Progress { session: session.clone(), lh, readers })
     }
 
-    fn note(&self, reader: u64, position: u64) -> anyhow::Result<()> {
+    fn store(&self, reader: u64, position: u64) -> anyhow::Result<()> {
         Ok(self.session.write(self.lh, PROGRESS_BYTES * reader, &position.to_le_bytes())?)
     }
 
@@ -560,10 +560,10 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
     let log = outage.retry(|| open(session, task))?;
     let mut follower = session.block_on(Follower::from_start(log.clone()))?;
     let (mut verifier, mut shortage) = (Verifier::new(task)?, Shortage::default());
-    let (mut noted, mut idle) = (0, 0);
+    let (mut stored, mut idle) = (0, 0);
     while follower.position() < end.load(Ordering::Relaxed) && !is_over.load(Ordering::Relaxed) {
         let now = now_ns();
-        let slots = match session.block_on(follower.poll(now, |entry| verifier.note(entry))) {
+        let slots = match session.block_on(follower.poll(now, |entry| verifier.check_entry(entry))) {
             // Freeing memory requires progress of other processes: try again.
             Err(LogError::Full { first }) => {
                 let checked = session.block_on(shortage.check(&log, first));
@@ -590,19 +590,19 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
             std::thread::yield_now();
         }
         // Writers may wait for the segments before this position, so it is stored even without new slots.
-        if follower.position() - noted >= SLOTS_PER_NOTE || slots == 0 && follower.position() > noted {
-            noted = follower.position();
-            progress.note(number, noted)?;
+        if follower.position() - stored >= SLOTS_PER_STORE || slots == 0 && follower.position() > stored {
+            stored = follower.position();
+            progress.store(number, stored)?;
         }
     }
-    progress.note(number, follower.position())?;
+    progress.store(number, follower.position())?;
     Ok(Seen { directory_waits: outage.waits, ..verifier.into_result() })
 }
 
 /// Number of empty polls before a reader sleeps between polls.
 const POLLS_BEFORE_SLEEP: u32 = 10_000;
 /// Number of slots between two stores of the position.
-const SLOTS_PER_NOTE: u64 = 4096;
+const SLOTS_PER_STORE: u64 = 4096;
 
 /// Maximum latency that is recorded, in ns.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
@@ -625,14 +625,14 @@ impl Verifier {
         Ok(Verifier { size: task.size, next, position: 0, sum: 0, errors: 0, times })
     }
 
-    fn note(&mut self, entry: Entry<'_>) {
+    fn check_entry(&mut self, entry: Entry<'_>) {
         for record in entry.records() {
-            self.errors += u64::from(self.note_record(entry.position, record).is_none());
+            self.errors += u64::from(self.check_record(entry.position, record).is_none());
         }
     }
 
     /// Checks a record. Returns `None` unless it is its writer's next record, unaltered, and after all earlier records.
-    fn note_record(&mut self, position: u64, record: &[u8]) -> Option<()> {
+    fn check_record(&mut self, position: u64, record: &[u8]) -> Option<()> {
         self.sum = self.sum.wrapping_add(sum_of(position, record));
         let is_behind = position >= self.position;
         self.position = position + 1;
@@ -708,7 +708,7 @@ mod tests {
         let mut record = [0; 20];
         for (position, writer, number) in records {
             fill(&mut record, *writer, *number, 0);
-            verifier.errors += u64::from(verifier.note_record(*position, &record).is_none());
+            verifier.errors += u64::from(verifier.check_record(*position, &record).is_none());
         }
         (verifier.errors, verifier.sum)
     }

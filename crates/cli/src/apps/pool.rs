@@ -380,7 +380,7 @@ impl WorkerPool {
             // They may wait at a barrier for a worker that was killed before it reached the barrier.
             self.workers.clear();
         }
-        let ended = self.end();
+        let ended = self.end_all();
         if let Some((dir, name)) = leftover.filter(|_| outcome.is_err() || ended.is_err() || has_lost_worker)
         {
             // A killed worker leaves its regions behind. The failure of the run itself takes precedence.
@@ -394,17 +394,17 @@ impl WorkerPool {
     }
 
     /// Ends all workers; returns the first failure.
-    fn end(mut self) -> anyhow::Result<()> {
-        let ended: Vec<anyhow::Result<()>> = self.workers.drain(..).map(end).collect();
+    fn end_all(mut self) -> anyhow::Result<()> {
+        let ended: Vec<anyhow::Result<()>> = self.workers.drain(..).map(end_worker).collect();
         ended.into_iter().collect()
     }
 }
 
 /// Ends one worker; fails if the worker could not remove its regions.
-fn end(mut worker: ChildProcess) -> anyhow::Result<()> {
+fn end_worker(mut worker: ChildProcess) -> anyhow::Result<()> {
     // Fails if the worker has ended, which is reported below.
     let _ = worker.send(&Request::Leave);
-    for line in worker.end()?.lines() {
+    for line in worker.close_and_wait()?.lines() {
         if let Ok(Reply::Failed(failure)) = serde_json::from_str(line) {
             return Err(failure.into());
         }

@@ -116,7 +116,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    fn of(error: &anyhow::Error) -> Failure {
+    fn new(error: &anyhow::Error) -> Failure {
         Failure { why: output::error_chain(error), at_ns: now_ns() }
     }
 }
@@ -249,7 +249,7 @@ pub fn reply(value: &impl Serialize) -> anyhow::Result<()> {
 
 /// Sends a failure to the parent process.
 pub fn reply_failure(error: &anyhow::Error) -> anyhow::Result<()> {
-    Ok(output::print_json(&Reply::Failed(Failure::of(error)))?)
+    Ok(output::print_json(&Reply::Failed(Failure::new(error)))?)
 }
 
 /// Returns the error of a worker whose parent process has ended.

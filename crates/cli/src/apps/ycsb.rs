@@ -364,7 +364,7 @@ impl Counts {
             update_ns: quantiles(&all.updates),
             keys,
             directory_waits: all.directory_waits,
-            begun: task.threads.iter().map(|thread| known.begun(*thread)).collect(),
+            begun: task.threads.iter().map(|thread| known.updates_begun(*thread)).collect(),
             latest: all.latest.numbers().to_vec(),
         })
     }
@@ -393,18 +393,18 @@ fn run_operations(
         let key = fastrand::Rng::with_seed(rank).u64(..task.keys);
         let is_update = random.next_u32() % 1000 < task.workload.updates_per_mille();
         if is_update {
-            let update = known.begin(thread);
+            let update = known.begin_update(thread);
             write_value(&mut value, key, update);
             let set =
                 outage.retry(|| session.block_on(store.set(&format_key(key), &value, SetOptions::default())));
             counts.errors += u64::from(!set.with_context(|| format!("cannot set key {key}"))?);
-            known.note(key, update);
+            known.record(key, update);
         } else {
             let before = known.before(key);
             let got = outage.retry(|| session.block_on(store.get_into(&format_key(key), &mut found)));
             let is_there = got.with_context(|| format!("cannot get key {key}"))?;
             match known.check(&found, key, task.value, before).filter(|_| is_there) {
-                Some(update) => counts.latest.note(update),
+                Some(update) => counts.latest.record(update),
                 None => counts.errors += 1,
             }
         }

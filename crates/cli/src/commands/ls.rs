@@ -5,6 +5,7 @@ use std::path::Path;
 
 use halite::{ListedRegions, Lost, LostRegion, NamedServer, RegionInfo, Session, UnreachableRegion};
 use serde::Serialize;
+use serde_json::json;
 
 use super::regions::{RegionJson, command_error, holders};
 use super::status::hexadecimal;
@@ -34,7 +35,7 @@ async fn print_regions(session: &Session, is_json: bool) -> anyhow::Result<()> {
     while let Some(page) = pages.next().await? {
         listing.print(page)?;
     }
-    listing.end(&lost)
+    listing.print_rest(&lost)
 }
 
 /// The listing as printed so far.
@@ -63,12 +64,14 @@ impl Listing {
         self.text.push(b'\n');
     }
 
-    /// Prints the regions of a page. Tables of other names follow in [`Listing::end`].
+    /// Prints the regions of a page. Tables of other names follow in [`Listing::print_rest`].
     fn print(&mut self, page: ListedRegions) -> io::Result<()> {
         self.text.clear();
         if self.is_json {
             page.regions.iter().for_each(|region| self.json(&RegionJson::from(region)));
-            page.unreachable.iter().for_each(|region| self.json(&UnreachableJson::from(region)));
+            page.unreachable.iter().for_each(|UnreachableRegion { name, home }| {
+                self.json(&json!({ "name": name, "unreachable": { "home": home.0 } }));
+            });
             page.damaged.iter().for_each(|name| self.json(&DamagedJson { name, damaged: true }));
             return output::print_bytes(&self.text);
         }
@@ -80,7 +83,7 @@ impl Listing {
         output::print(&self.regions.take_text())
     }
 
-    fn end(mut self, lost: &[LostRegion]) -> anyhow::Result<()> {
+    fn print_rest(mut self, lost: &[LostRegion]) -> anyhow::Result<()> {
         self.text.clear();
         if self.is_json {
             lost.iter().for_each(|region| self.json(&LostJson::from(region)));
@@ -119,24 +122,6 @@ struct ServerJson<'a> {
 impl<'a> From<&'a NamedServer> for ServerJson<'a> {
     fn from(server: &'a NamedServer) -> ServerJson<'a> {
         ServerJson { service: &server.service, node: server.node.0, shared: server.is_shared }
-    }
-}
-
-/// One JSON object for a region whose home is unreachable.
-#[derive(Serialize, Debug)]
-struct UnreachableJson<'a> {
-    name: &'a str,
-    unreachable: HomeJson,
-}
-
-#[derive(Serialize, Debug)]
-struct HomeJson {
-    home: u32,
-}
-
-impl<'a> From<&'a UnreachableRegion> for UnreachableJson<'a> {
-    fn from(region: &'a UnreachableRegion) -> UnreachableJson<'a> {
-        UnreachableJson { name: &region.name, unreachable: HomeJson { home: region.home.0 } }
     }
 }
 

@@ -39,13 +39,12 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     // Until here, a signal may end the process, which leaves nothing behind.
     let interrupt = Interrupt::listen().context("cannot listen for signals")?;
     let mut input = Input { source, interrupt, hasher: Xxh3::new(), buffer: vec![0; PIECE_BYTES] };
-    let filled = destination.fill(&mut input, &args.name);
-    let (lh, len) = filled.map_err(|error| explain(error, &client, args, &input.source))?;
-    let checksum = input.hasher.digest();
-    let ended = client.session.write(lh, len, &Trailer { len, checksum }.to_bytes());
-    ended.map_err(|error| explain(error.into(), &client, args, &input.source))?;
-    let named = client.session.set_name(lh, &args.name);
-    named.map_err(|error| explain(error.into(), &client, args, &input.source))
+    let stored = destination.fill(&mut input, &args.name).and_then(|(lh, len)| {
+        let trailer = Trailer { len, checksum: input.hasher.digest() };
+        client.session.write(lh, len, &trailer.to_bytes())?;
+        Ok(client.session.set_name(lh, &args.name)?)
+    });
+    stored.map_err(|error| explain(error, &client, args, &input.source))
 }
 
 /// Fails early if the name is taken. A later conflict is still possible; `set_name` detects it.

@@ -68,24 +68,24 @@ pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
     if presences.as_ref().is_some_and(Vec::is_empty) {
         bail!(no_cluster(dir));
     }
-    let asked = match &presences {
+    let answers = match &presences {
         Some(presences) => ask_members(dir, presences),
         // Nothing but the members can be shown.
         None => Ok(Answers::request(&client::observe(dir)?, dir)?),
     };
     let presences = presences.unwrap_or_default();
-    let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Answers::default()));
-    if let Err(error) = &asked {
+    let mut rows = rows(&presences, answers.as_ref().unwrap_or(&Answers::default()));
+    if let Err(error) = &answers {
         output::note(&format!("{}: showing the state from the lock files", output::error_chain(error)));
         mark_silent(&mut rows, error);
     }
-    let pieces = asked.iter().flat_map(|answers| answers.statuses.iter()).filter_map(limits::fragmentation);
+    let pieces = answers.iter().flat_map(|answers| answers.statuses.iter()).filter_map(limits::fragmentation);
     let missing =
         limits::missing_files(dir).map(|text| format!("{text}; {}", limits::missing_files_remedy(dir)));
     pieces.chain(limits::full_disk(dir)).chain(missing).for_each(|text| output::note(&text));
     if args.principals {
         print_principals(dir, &rows, args.listing.json)?;
-        return Ok(exit_status(asked.is_ok(), &rows));
+        return Ok(exit_status(answers.is_ok(), &rows));
     }
     for row in rows.iter_mut().filter(|row| row.state == "alive") {
         row.sessions = sessions(dir, row.node);
@@ -101,7 +101,7 @@ pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
             output::print(&format!("\n{}", session_table(&rows)))?;
         }
     }
-    Ok(exit_status(asked.is_ok(), &rows))
+    Ok(exit_status(answers.is_ok(), &rows))
 }
 
 /// Returns success if all nodes are well. Without the members' answers, the state of the nodes is unknown, so returns
@@ -248,18 +248,20 @@ impl Answers {
 }
 
 /// Returns a row for each node that files or members know, in order.
-pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
-    let mut rows = merge(presences, &asked.statuses);
+pub(super) fn rows(presences: &[Presence], answers: &Answers) -> Vec<Row> {
+    let mut rows = merge(presences, &answers.statuses);
     // Nodes reach link-local addresses over the interface of their own one.
     let mut here =
-        asked.seen.values().filter(|seen| seen.is_here).filter_map(|seen| Some(seen.address?.ip()));
+        answers.seen.values().filter(|seen| seen.is_here).filter_map(|seen| Some(seen.address?.ip()));
     let own = here.find(|ip| scope_of(*ip) != 0);
     for row in &mut rows {
         let is_of = |status: &&NodeStatus| {
             status.node.0 == row.node && hexadecimal(status.incarnation) == row.incarnation
         };
-        if let Some(seen) = asked.seen.get(&row.node).filter(|_| asked.statuses.iter().any(|it| is_of(&it))) {
-            row.set_seen(seen, own, asked.source.unwrap_or(NodeId(0)));
+        if let Some(seen) =
+            answers.seen.get(&row.node).filter(|_| answers.statuses.iter().any(|it| is_of(&it)))
+        {
+            row.set_seen(seen, own, answers.source.unwrap_or(NodeId(0)));
         }
     }
     rows
@@ -533,12 +535,12 @@ mod tests {
             repeated: None,
             reason: None,
         };
-        let asked = Answers {
+        let answers = Answers {
             source: None,
             statuses: vec![status(0, 9, NodeState::Alive)],
             seen: BTreeMap::from([(0, seen)]),
         };
-        assert_eq!(rows(&[presence(0, 7, true)], &asked), [Row::of_presence(&presence(0, 7, true))]);
-        assert_eq!(rows(&[], &asked)[0].address.as_deref(), Some("10.0.0.3:7000"));
+        assert_eq!(rows(&[presence(0, 7, true)], &answers), [Row::of_presence(&presence(0, 7, true))]);
+        assert_eq!(rows(&[], &answers)[0].address.as_deref(), Some("10.0.0.3:7000"));
     }
 }

@@ -178,8 +178,8 @@ impl NodeProcess {
     pub fn await_ready(&mut self) -> Result<(), StartError> {
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).expect("a minute is a valid timeout");
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(remaining).expect("a minute is a valid timeout");
             match poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&timeout)) {
                 Ok(0) => return Err(StartError::NotReady { id: self.id }),
                 Ok(_) => break,

@@ -181,8 +181,8 @@ pub(super) fn wait_for_exits(
     let mut ended = Vec::new();
     let mut staying = targets;
     while !staying.is_empty() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).expect("a few seconds are a valid timeout");
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(remaining).expect("a few seconds are a valid timeout");
         let mut fds: Vec<PollFd<'_>> =
             staying.iter().map(|target| PollFd::new(&target.pidfd, PollFlags::IN)).collect();
         match poll(&mut fds, Some(&timeout)) {

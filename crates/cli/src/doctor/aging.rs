@@ -32,7 +32,7 @@ pub struct Cleaner {
 
 impl Cleaner {
     /// Returns the cleaner of `dir`, if there is one.
-    pub fn of(dir: &Path) -> Option<Cleaner> {
+    pub fn find_for(dir: &Path) -> Option<Cleaner> {
         let dir = std::path::absolute(dir).ok()?;
         let is_temporary = ["/tmp", "/var/tmp"].iter().any(|parent| dir.starts_with(parent));
         let other = OTHER_CLEANERS.iter().map(PathBuf::from).find(|path| is_temporary && path.exists());

@@ -84,10 +84,10 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
             vec![Finding::new("members", Severity::Error, format!("no answer: {reason}"), remedy, verify)]
         }
         Some(Ok(statuses)) => {
-            let missed: Vec<String> = statuses.iter().filter_map(problem).collect();
-            let kept: u64 = statuses.iter().map(|status| status.bytes_quarantined).sum();
+            let problems: Vec<String> = statuses.iter().filter_map(problem).collect();
+            let quarantined: u64 = statuses.iter().map(|status| status.bytes_quarantined).sum();
             let mut findings = Vec::new();
-            if missed.is_empty() {
+            if problems.is_empty() {
                 let alive = statuses.iter().filter(|status| status.node.0 < EPHEMERAL_NODE_MIN).count();
                 let found =
                     if alive == 1 { "1 node answers".to_owned() } else { format!("{alive} nodes answer") };
@@ -104,7 +104,7 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
                 findings.push(Finding::new(
                     "members",
                     Severity::Warning,
-                    missed.join(", "),
+                    problems.join(", "),
                     remedy,
                     verify.clone(),
                 ));
@@ -113,9 +113,11 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
                 let remedy = "free regions, or move them to other nodes (`halite mv`, `halite drain`)";
                 findings.push(Finding::new("pieces", Severity::Warning, found, remedy, verify.clone()));
             }
-            if kept > 0 {
-                let found =
-                    format!("{} are quarantined: unreachable nodes may still access them", ByteCount(kept));
+            if quarantined > 0 {
+                let found = format!(
+                    "{} are quarantined: unreachable nodes may still access them",
+                    ByteCount(quarantined)
+                );
                 let remedy = "check the unreachable nodes; `halite forget N` frees the memory that is quarantined because of a dead node N";
                 findings.push(Finding::new("quarantine", Severity::Warning, found, remedy, verify));
             }

@@ -241,7 +241,7 @@ impl NetworkFacts {
         if contradiction.is_none() {
             let in_use: Vec<SocketAddr> =
                 ports.iter().filter(|port| port.refused.is_some()).map(|port| port.address).collect();
-            hosts.iter_mut().for_each(|host| host.join(&config, &in_use));
+            hosts.iter_mut().for_each(|host| host.test_join(&config, &in_use));
         }
         NetworkFacts {
             contradiction,
@@ -291,7 +291,7 @@ impl HostToJoin {
 
     /// Joins through this host as a temporary node without memory, if there is a secret. Only a member of the cluster
     /// gets answers to its packets, so nodes answer no strangers.
-    fn join(&mut self, config: &Config, in_use: &[SocketAddr]) {
+    fn test_join(&mut self, config: &Config, in_use: &[SocketAddr]) {
         if let (Some(hosts), Ok(addresses), None) = (&config.hosts, &self.addresses, &self.refused) {
             let free =
                 |at: &SocketAddr| SocketAddr::new(at.ip(), if in_use.contains(at) { 0 } else { at.port() });
@@ -355,7 +355,7 @@ impl ClusterFacts {
         let is_spread = !args.hosts.listen.is_empty() || !args.hosts.join.is_empty();
         let members =
             (is_of_another || presences.iter().any(|node| node.alive)).then(|| member_statuses(dir));
-        let cleaner = Cleaner::of(dir);
+        let cleaner = Cleaner::find_for(dir);
         ClusterFacts {
             dir: dir.to_owned(),
             dir_refused,
@@ -383,12 +383,12 @@ fn unusable(dir: &Path) -> Option<String> {
 }
 
 fn member_statuses(dir: &Path) -> Result<Vec<NodeStatus>, String> {
-    let asked = client::join_or_attach(dir).and_then(|client| {
+    let statuses = client::join_or_attach(dir).and_then(|client| {
         let mut statuses = client.session.status()?;
         let is_shown =
             |status: &NodeStatus| Some(status.node) != client.own_node() && status.state != NodeState::Left;
         statuses.retain(is_shown);
         Ok(statuses)
     });
-    asked.map_err(|error| output::error_chain(&error))
+    statuses.map_err(|error| output::error_chain(&error))
 }

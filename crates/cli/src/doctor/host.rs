@@ -16,9 +16,9 @@ const FAST_CLOCKS: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page
 pub fn judge(facts: &HostFacts) -> Vec<Finding> {
     vec![
         kernel(facts),
-        pidfd(facts),
-        memfd(facts),
-        membarrier(facts),
+        feature("pidfd", facts.has_pidfd, Severity::Error, "nodes cannot detect that others have died"),
+        feature("memfd", facts.has_memfd, Severity::Error, "shared memory (memfd) is not available"),
+        feature("membarrier", facts.has_membarrier, Severity::Note, "each access takes about 10 ns more"),
         clock(facts),
         time(facts),
         descriptors(facts),
@@ -61,18 +61,6 @@ fn feature(check: &'static str, is_there: bool, severity: Severity, without: &st
             verify,
         ),
     }
-}
-
-fn pidfd(facts: &HostFacts) -> Finding {
-    feature("pidfd", facts.has_pidfd, Severity::Error, "nodes cannot detect that others have died")
-}
-
-fn memfd(facts: &HostFacts) -> Finding {
-    feature("memfd", facts.has_memfd, Severity::Error, "shared memory (memfd) is not available")
-}
-
-fn membarrier(facts: &HostFacts) -> Finding {
-    feature("membarrier", facts.has_membarrier, Severity::Note, "each access takes about 10 ns more")
 }
 
 fn clock(facts: &HostFacts) -> Finding {

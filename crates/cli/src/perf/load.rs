@@ -54,7 +54,7 @@ fn measure(bench: &mut Bench) -> anyhow::Result<Row> {
     if bench.job.args.check_memcpy {
         let part = Part { test: "write_lat".to_owned(), ..bench.part() };
         let players = pairs::start_pairs::<Player>(bench, part)?;
-        let polling = on_schedule(bench, players, per_s, spin, |player| player.turn(true))?;
+        let polling = on_schedule(bench, players, per_s, spin, |player| player.take_turn(true))?;
         row.errors += polling.errors;
         row.extra.push(("polling_cpu_us_per_op", polling.ours.cpu_us()));
     }

@@ -57,7 +57,7 @@ fn measure_free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<(M
     let mut tokens = Tokens::default();
     let once = || {
         let guard = session.lock(LOCK)?;
-        tokens.note(guard.token());
+        tokens.check(guard.token());
         Ok(guard.unlock()?)
     };
     let measured = timer.operations(once, NO_BASELINE)?;
@@ -71,7 +71,7 @@ fn measure_contended(
     timer: &Timer,
 ) -> anyhow::Result<(Measured, u64)> {
     let sessions: Vec<&Session> = sessions.iter().map(blocking::Session::as_async).collect();
-    let mut queue = driver.block_on(Queue::begin(driver.as_async(), &sessions))?;
+    let mut queue = driver.block_on(Queue::new(driver.as_async(), &sessions))?;
     let measured = timer.operations(|| Ok(driver.block_on(queue.hand_over())?), NO_BASELINE)?;
     Ok((measured, queue.overtakes + queue.tokens.errors))
 }
@@ -84,7 +84,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn note(&mut self, token: u64) {
+    fn check(&mut self, token: u64) {
         self.errors += u64::from(token <= self.last);
         self.last = token;
     }
@@ -101,7 +101,7 @@ struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    async fn begin(driver: &Session, sessions: &[&'a Session]) -> Result<Queue<'a>, LockError> {
+    async fn new(driver: &Session, sessions: &[&'a Session]) -> Result<Queue<'a>, LockError> {
         // Each session locks once first: later, the first poll of its future sends the request.
         for session in sessions {
             session.lock(LOCK).await?.unlock().await?;
@@ -110,7 +110,7 @@ impl<'a> Queue<'a> {
         let held = Some((*first, first.lock(LOCK).await?));
         let mut queue = Queue { held, waiting: VecDeque::new(), overtakes: 0, tokens: Tokens::default() };
         for session in others {
-            queue.ask(session).await?;
+            queue.request(session).await?;
         }
         // The reply to this request follows all earlier ones, so they wait at the lock's home in order.
         let Err(held) = driver.try_lock(LOCK).await else { unreachable!("the first session holds it") };
@@ -119,15 +119,15 @@ impl<'a> Queue<'a> {
 
     async fn hand_over(&mut self) -> Result<(), LockError> {
         let (session, guard) = self.held.take().expect("a session holds the lock");
-        self.tokens.note(guard.token());
+        self.tokens.check(guard.token());
         guard.unlock().await?;
-        self.ask(session).await?;
+        self.request(session).await?;
         self.held = Some(self.next_holder().await?);
         Ok(())
     }
 
     /// Requests the lock for a session and appends it to the queue.
-    async fn ask(&mut self, session: &'a Session) -> Result<(), LockError> {
+    async fn request(&mut self, session: &'a Session) -> Result<(), LockError> {
         loop {
             let mut pending: PendingLock<'a> = Box::pin(session.lock(LOCK));
             let polled = std::future::poll_fn(|context| Poll::Ready(pending.as_mut().poll(context))).await;

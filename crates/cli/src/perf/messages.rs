@@ -28,7 +28,7 @@ pub struct Messenger<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
 
 impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Messenger<PUBLISHES, IS_ONE_WAY> {
     /// Opens the ports; the two of a pair have the same number.
-    fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Self>> {
+    fn create(end: &End, part: &Part) -> anyhow::Result<Vec<Self>> {
         let open = |thread: usize| {
             let (to, port) = (end.peer, Port(thread as u32));
             let mailbox = end.session.open_port(port, ServeOptions::default())?;
@@ -39,7 +39,7 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Messenger<PUBLIS
         (0..part.threads).map(open).collect()
     }
 
-    fn turn(&mut self, leads: bool) -> anyhow::Result<()> {
+    fn take_turn(&mut self, leads: bool) -> anyhow::Result<()> {
         self.stamp += 1;
         self.parcel.stamp(self.stamp);
         match (leads, IS_ONE_WAY) {
@@ -57,17 +57,17 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Messenger<PUBLIS
     }
 
     /// In one direction, a round ends when all messages are in the port's queue.
-    fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
+    fn measure(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
         if !IS_ONE_WAY {
-            return timer.halves(|| self.turn(true));
+            return timer.halves(|| self.take_turn(true));
         }
         timer.overlapping(|count| {
-            (0..count).try_for_each(|_| self.turn(true))?;
+            (0..count).try_for_each(|_| self.take_turn(true))?;
             Ok(self.sender.flush()?)
         })
     }
 
-    fn end(mut self) -> anyhow::Result<u64> {
+    fn finish(mut self) -> anyhow::Result<u64> {
         // The last published messages may still be in flight.
         self.sender.flush()?;
         Ok(self.errors)

@@ -88,7 +88,7 @@ impl Partner for Player {
     }
 
     /// Creates one player per thread, with stamp 0.
-    fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Player>> {
+    fn create(end: &End, part: &Part) -> anyhow::Result<Vec<Player>> {
         let session = &end.session;
         let player = |thread| {
             let [client, server] = region_names(thread);
@@ -114,7 +114,7 @@ impl Partner for Player {
     }
 
     #[inline]
-    fn turn(&mut self, leads: bool) -> anyhow::Result<()> {
+    fn take_turn(&mut self, leads: bool) -> anyhow::Result<()> {
         self.stamp += 1;
         if leads {
             self.post_stamp()?;
@@ -126,7 +126,7 @@ impl Partner for Player {
     }
 
     /// Verifies the other side's last write.
-    fn end(mut self) -> anyhow::Result<u64> {
+    fn finish(mut self) -> anyhow::Result<u64> {
         self.complete()?;
         let errors = differs(&self.session, self.own, 0, &self.payload)?;
         [self.own, self.other].into_iter().try_for_each(|lh| self.session.unmap(lh))?;

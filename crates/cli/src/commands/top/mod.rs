@@ -40,7 +40,7 @@ struct Sample {
 /// Prints the nodes once, or on a terminal repeatedly until a signal.
 pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
     let mut client = None;
-    let mut sample = Sample::take(dir, &mut client, args)?;
+    let mut sample = Sample::new(dir, &mut client, args)?;
     if args.once || !io::stdout().is_terminal() {
         return Ok(output::print(&view::text(&sample, None))?);
     }
@@ -54,7 +54,7 @@ pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
     ))?;
     let interval = Duration::from_secs(args.interval.into());
     while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-        let next = Sample::take(dir, &mut client, args)?;
+        let next = Sample::new(dir, &mut client, args)?;
         output::print(&fit_to_screen(&view::text(&next, Some(&sample)), terminal_size()))?;
         sample = next;
     }
@@ -63,23 +63,23 @@ pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
 
 impl Sample {
     /// Asks the members through `client`, which joins if necessary; reads lock files and metrics in any case.
-    fn take(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Sample> {
+    fn new(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Sample> {
         let presences = status::presences(dir)?;
         if presences.as_ref().is_some_and(Vec::is_empty) && args.scrape.is_empty() {
             bail!(no_cluster(dir));
         }
-        let asked = match presences.as_ref().is_none_or(|nodes| nodes.iter().any(|node| node.alive)) {
+        let answers = match presences.as_ref().is_none_or(|nodes| nodes.iter().any(|node| node.alive)) {
             true => ask_members(dir, client),
             false => Err(anyhow::anyhow!("no node runs in {}", dir.display())),
         };
         let presences = presences.unwrap_or_default();
-        let trouble = asked.as_ref().err().map(|error| {
+        let trouble = answers.as_ref().err().map(|error| {
             // If the node through which the client joined was restarted, the next sample joins again.
             *client = None;
             format!("{}: showing the state from the lock files", output::error_chain(error))
         });
-        let asked = asked.unwrap_or_default();
-        let (rows, trouble) = (status::rows(&presences, &asked), trouble.or(asked.source_note()));
+        let answers = answers.unwrap_or_default();
+        let (rows, trouble) = (status::rows(&presences, &answers), trouble.or(answers.source_note()));
         let scrapes = fetch_all(&args.scrape);
         Ok(Sample { at: Instant::now(), rows, trouble, scrapes })
     }

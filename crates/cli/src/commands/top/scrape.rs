@@ -73,11 +73,11 @@ fn get(at: SocketAddr) -> io::Result<String> {
         .write_all(format!("GET /metrics HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n").as_bytes())?;
     let (mut text, mut buffer) = (Vec::new(), [0; 16 << 10]);
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(remaining))?;
         let len = match stream.read(&mut buffer) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
             read => read?,
