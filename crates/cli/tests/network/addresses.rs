@@ -1,7 +1,7 @@
 //! Hosts whose addresses change while their nodes run: a DHCP lease ends, or an interface is configured again.
 
 use crate::application::Application;
-use crate::cluster::{Cluster, SECRET, share_secret};
+use crate::cluster::{Cluster, SECRET, share_secret, start_with_two_addresses};
 use crate::support::{bytes, eventually};
 use crate::world::{Host, Processes, World};
 
@@ -51,13 +51,9 @@ fn lost_address_makes_a_node_unreachable_only() {
 fn second_address_replaces_the_first() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     share_secret(&world);
-    let start = |host: &Host, number: usize, join: &str| {
-        let listen = format!("--listen '{}:7000,[{}]:7000'", host.address, host.address_6);
-        let line = format!("halite node --id {number} --arena 256M {listen} --secret-file {SECRET} {join}");
-        host.start(&line, "ready")
-    };
-    let _first = start(world.host(0), 0, "");
-    let _second = start(world.host(1), 1, "--join 10.0.0.1:7000 --metrics 127.0.0.1:9464");
+    let _first = start_with_two_addresses(world.host(0), 0, "");
+    let flags = "--join 10.0.0.1:7000 --metrics 127.0.0.1:9464";
+    let _second = start_with_two_addresses(world.host(1), 1, flags);
     let is_whole = || world.are_alive(2);
     eventually(is_whole);
     world.host(0).write("/tmp/salt", b"salt");
@@ -81,9 +77,9 @@ fn check_hosts_meet(world: &World, listen: [String; 2], join: &str, shown: [Stri
     };
     let examine = |flags: &str| {
         let doctor = format!("halite doctor --json --secret-file {SECRET} --join '{join}' {flags}");
-        let said = String::from_utf8(world.host(1).run(&doctor).stdout).unwrap();
+        let text = String::from_utf8(world.host(1).run(&doctor).stdout).unwrap();
         let passes = "packets (UDP) pass in both directions, with up to";
-        assert!(said.contains(passes) && said.contains("\"mtu\""), "{doctor}: {said}");
+        assert!(text.contains(passes) && text.contains("\"mtu\""), "{doctor}: {text}");
     };
     let _first = start(0, "");
     // Without --listen, the doctor chooses the address that the route has.

@@ -129,8 +129,8 @@ fn node_is_drained_without_node_0() {
     host.ok("echo kept | halite put model - --on 1");
     host.drop_packets("ip saddr 10.0.0.1");
     eventually(|| host.ok("halite explain 0").contains("has been unreachable for"));
-    let said = host.ok("halite drain 1");
-    assert!(said.contains("moved 1 regions") && said.contains("node 1 has left"), "{said}");
+    let text = host.ok("halite drain 1");
+    assert!(text.contains("moved 1 regions") && text.contains("node 1 has left"), "{text}");
     assert!(second.wait().success());
     eventually(|| world.host(2).run("halite get model").stdout == b"kept\n");
 }

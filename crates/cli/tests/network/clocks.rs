@@ -12,8 +12,8 @@ const HOUR_S: i64 = 3600;
 /// Takes the lock on a host and releases it; returns the token.
 #[track_caller]
 fn token(cluster: &Cluster, host: usize) -> u64 {
-    let said = cluster.host(host).ok(&Application::line("lock-once"));
-    let (_, token) = said.split_once("by token ").unwrap_or_else(|| panic!("{said}"));
+    let text = cluster.host(host).ok(&Application::line("lock-once"));
+    let (_, token) = text.split_once("by token ").unwrap_or_else(|| panic!("{text}"));
     token.split_whitespace().next().unwrap().parse().unwrap()
 }
 

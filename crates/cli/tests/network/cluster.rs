@@ -96,6 +96,13 @@ pub fn start(host: &Host, number: usize, join: Option<&str>) -> Running {
     host.start(&line(host, number, join), "ready")
 }
 
+/// Starts node `number` as [`start`] does, with the IPv4 and the IPv6 address of its host and these flags.
+pub fn start_with_two_addresses(host: &Host, number: usize, flags: &str) -> Running {
+    let listen = format!("--listen '{}:7000,[{}]:7000'", host.address, host.address_6);
+    let line = format!("halite node --id {number} --arena 256M {listen} --secret-file {SECRET} {flags}");
+    host.start(&line, "ready")
+}
+
 /// Returns the command that [`start`] runs.
 pub fn line(host: &Host, number: usize, join: Option<&str>) -> String {
     let join = join.map(|address| format!(" --join {address}:7000")).unwrap_or_default();

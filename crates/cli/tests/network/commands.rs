@@ -11,11 +11,11 @@ fn down_stops_only_nodes_of_its_host() {
     eventually(|| cluster.is_whole());
     let pid = cluster.nodes[0].pid();
     let output = cluster.host(0).run("halite down");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("node 0 (process {pid}) stopped\n"));
     assert_eq!(
-        told,
+        text,
         "halite: 2 nodes on other hosts keep running: `halite down` on those hosts stops them\n"
     );
     assert!(cluster.nodes[0].wait().success());
@@ -35,8 +35,8 @@ fn forget_needs_node_0_and_status_does_not() {
     eventually(|| cluster.host(1).state(0) == "unreachable");
     let output = cluster.host(1).run("halite status --json");
     assert_eq!(output.status.code(), Some(3));
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(told, "halite: node 0 is unreachable: showing the report of node 1\n");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(text, "halite: node 0 is unreachable: showing the report of node 1\n");
     let rows = cluster.host(1).nodes();
     let states: Vec<&str> = rows.iter().map(|row| row["state"].as_str().unwrap()).collect();
     assert_eq!(states, ["unreachable", "alive", "unconnected", "unreachable"], "{rows:?}");

@@ -38,11 +38,9 @@ fn longer_outage_makes_a_node_unreachable_only() {
     let before = cluster.incarnations();
     cluster.world.unplug(2);
     eventually(|| cluster.host(0).state(2) == "unreachable" && cluster.host(1).state(2) == "unreachable");
-    let complaint = cluster.host(1).fails("halite get model-2");
-    assert!(complaint.contains("node 2"), "{complaint}");
+    cluster.host(1).fails_with("halite get model-2", "node 2");
     cluster.put(0, "new", &bytes(100_000), 1);
-    let complaint = cluster.host(2).fails("halite get model-0");
-    assert!(complaint.contains("node 0"), "{complaint}");
+    cluster.host(2).fails_with("halite get model-0", "node 0");
 
     cluster.world.plug(2);
     eventually(|| cluster.is_whole());
@@ -64,13 +62,11 @@ fn regions_of_a_host_without_power_are_lost() {
     cluster.put(0, "other", &bytes(100_000), 1);
     cluster.lose_power(2);
     eventually(|| cluster.host(0).state(2) == "unreachable");
-    let complaint = cluster.host(1).fails("halite get model");
-    assert!(complaint.contains("node 2"), "{complaint}");
+    cluster.host(1).fails_with("halite get model", "node 2");
     cluster.world.plug(2);
     cluster.restart(2, Some(1));
     eventually(|| cluster.is_whole());
-    let complaint = cluster.host(1).fails("halite get model");
-    assert!(complaint.contains("lost with node 2 (unreachable since"), "{complaint}");
+    cluster.host(1).fails_with("halite get model", "lost with node 2 (unreachable since");
     assert!(cluster.get(2, "other") == bytes(100_000));
     cluster.put(1, "model", &bytes(50_000), 2);
     assert!(cluster.get(0, "model") == bytes(50_000));
@@ -83,14 +79,12 @@ fn hosts_work_while_node_0_has_no_power() {
     cluster.put(0, "gone", &bytes(100_000), 0);
     let counting = Application::start(cluster.host(1), "count 2");
     cluster.lose_power(0);
-    let complaint = cluster.host(1).fails("halite get model");
-    assert!(complaint.contains("node 0"), "{complaint}");
+    cluster.host(1).fails_with("halite get model", "node 0");
     cluster.world.plug(0);
     cluster.restart(0, None);
     eventually(|| cluster.is_whole());
     assert!(cluster.get(0, "model") == bytes(100_000));
-    let complaint = cluster.host(1).fails("halite get gone");
-    assert!(complaint.contains("there is no such region"), "{complaint}");
+    cluster.host(1).fails_with("halite get gone", "there is no such region");
     assert!(counting.stop(cluster.host(1)).contains("counted to"));
 }
 
@@ -183,8 +177,7 @@ fn node_0_founds_no_cluster_in_a_partition() {
     let start = |number: usize| world.host(number).start(&line(number), "ready");
     // A host that does not answer may be on the other side of a partition.
     world.unplug(2);
-    let complaint = world.host(0).fails(&line(0));
-    assert!(complaint.contains("no connection to 10.0.0.2:7000"), "{complaint}");
+    world.host(0).fails_with(&line(0), "no connection to 10.0.0.2:7000");
     world.plug(2);
     let mut nodes: Vec<Running> = (0..3).map(start).collect();
     let is_whole = || world.are_alive(3);
@@ -207,6 +200,8 @@ fn node_0_founds_no_cluster_in_a_partition() {
     assert_eq!(world.host(2).ok("halite get salt"), "salt");
     let line = line(1)
         .replace("--config /tmp/halite.toml", "--secret-file SECRET --listen ALONE --join ALONE --id 5");
-    let complaint = world.host(1).fails(&line.replace("SECRET", SECRET).replace("ALONE", "10.0.0.2:7001"));
-    assert!(complaint.contains("--join names only this node"), "{complaint}");
+    world.host(1).fails_with(
+        &line.replace("SECRET", SECRET).replace("ALONE", "10.0.0.2:7001"),
+        "--join names only this node",
+    );
 }

@@ -1,7 +1,7 @@
 //! Paths that silently drop long packets, and hosts that are reachable at only one of their addresses.
 
 use crate::application::Application;
-use crate::cluster::{Cluster, SECRET, share_secret, start};
+use crate::cluster::{Cluster, SECRET, share_secret, start, start_with_two_addresses};
 use crate::support::{bytes, eventually};
 use crate::world::{Host, Processes, World};
 
@@ -38,9 +38,9 @@ fn hosts_meet_over_a_path_that_drops_long_packets() {
     assert!(cluster.get(0, "model") == bytes(1_000_000));
     eventually(|| has_path_mtu(&cluster, 1024));
     let doctor = "halite doctor --listen 10.0.0.2:7000 --join 10.0.0.1:7000 --secret-file";
-    let said = cluster.host(1).run(&format!("{doctor} {SECRET}"));
-    let said = String::from_utf8_lossy(&said.stdout);
-    assert!(said.contains("do not pass between this host and 10.0.0.1; those with 1024 bytes do"), "{said}");
+    let text = cluster.host(1).run(&format!("{doctor} {SECRET}"));
+    let text = String::from_utf8_lossy(&text.stdout);
+    assert!(text.contains("do not pass between this host and 10.0.0.1; those with 1024 bytes do"), "{text}");
 }
 
 #[test]
@@ -68,13 +68,8 @@ fn host_pairs_use_a_working_address() {
     let Some(world) = World::new(3, Processes::Shared) else { return };
     share_secret(&world);
     world.host(2).drop_packets("ip saddr 10.0.0.2");
-    let start = |(number, join): (usize, &str)| {
-        let host = world.host(number);
-        let listen = format!("--listen '{}:7000,[{}]:7000'", host.address, host.address_6);
-        let line = format!("halite node --id {number} --arena 256M {listen} --secret-file {SECRET} {join}");
-        host.start(&line, "ready")
-    };
-    let _nodes = [(0, ""), (1, "--join 10.0.0.1:7000"), (2, "--join 10.0.0.1:7000")].map(start);
+    let _nodes = [(0, ""), (1, "--join 10.0.0.1:7000"), (2, "--join 10.0.0.1:7000")]
+        .map(|(number, flags)| start_with_two_addresses(world.host(number), number, flags));
     eventually(|| world.are_alive(3));
     world.host(2).write("/tmp/salt", b"salt");
     world.host(2).ok("halite put salt /tmp/salt --node 1");

@@ -48,6 +48,5 @@ fn run_readme(world: &World, adapt: impl Fn(&str) -> String) {
     // A secret that other users can read is refused.
     world.host(1).ok("chmod 644 halite.secret");
     let flags = "--listen 10.0.0.2:7001 --secret-file halite.secret --join 10.0.0.1:7000";
-    let complaint = world.host(1).fails(&format!("HALITE_DIR=/tmp/other halite node {flags}"));
-    assert!(complaint.contains("halite.secret"), "{complaint}");
+    world.host(1).fails_with(&format!("HALITE_DIR=/tmp/other halite node {flags}"), "halite.secret");
 }

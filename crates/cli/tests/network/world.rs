@@ -224,12 +224,19 @@ impl Host {
         complaint
     }
 
+    /// Runs a shell line that must fail with status 1 and an error message that contains `text`.
+    #[track_caller]
+    pub fn fails_with(&self, line: &str, text: &str) {
+        let complaint = self.fails(line);
+        assert!(complaint.contains(text), "{line}: {complaint}");
+    }
+
     /// Starts a shell line, and waits until the command has printed a line that contains `text`.
     #[track_caller]
     pub fn start(&self, line: &str, text: &str) -> Running {
         let mut running = Running::of(self.command(&format!("exec {line}")));
-        let said = running.line();
-        assert!(said.contains(text), "{line}: {said}");
+        let message = running.line();
+        assert!(message.contains(text), "{line}: {message}");
         running
     }
 

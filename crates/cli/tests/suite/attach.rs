@@ -37,8 +37,8 @@ fn attach_skips_a_stopped_node() {
     let session = Session::attach(scratch.cluster()).unwrap();
     assert_eq!(session.node(), NodeId(1));
     let shown = scratch.run("status --principals");
-    let told = String::from_utf8(shown.stderr).unwrap();
-    assert!(told.contains("node 0 ") && told.contains("shows no principals"), "{told}");
+    let text = String::from_utf8(shown.stderr).unwrap();
+    assert!(text.contains("node 0 ") && text.contains("shows no principals"), "{text}");
     // The other node kills it after a lease.
     stopped.end();
 }
@@ -209,8 +209,7 @@ fn low_priority_principal_cannot_use_high_priority() {
         assert_eq!(session.explain_peer(NodeId(1)).unwrap().priority, Priority::Low);
     }
     let text = scratch.write("text", b"salt");
-    let complaint = scratch.fails(&format!("--priority high put text {}", text.display()), 1);
-    assert!(complaint.contains("`low_priority`"), "{complaint}");
+    scratch.fails_with(&format!("--priority high put text {}", text.display()), 1, "`low_priority`");
     scratch.ok(&format!("--priority low put text {}", text.display()));
     assert_eq!(scratch.ok("get text"), "salt");
     scratch.ok("down");
@@ -237,6 +236,18 @@ fn message(id: u64, body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_le_bytes()[..], &id.to_le_bytes(), body].concat()
 }
 
+/// The first message of an attached session.
+fn hello(version: u16) -> Vec<u8> {
+    message(0, &[b"halite\0s".as_slice(), &version.to_le_bytes()].concat())
+}
+
+/// Connects to the socket for sessions of node 0.
+fn connect(scratch: &Scratch) -> UnixStream {
+    let stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
+
 /// Numbers of rounds: so many, or as many as fit into the seconds in `HALITE_GARBAGE_S` (`.ci/deep garbage`).
 fn rounds(usual: u64) -> impl Iterator<Item = u64> {
     let seconds = std::env::var("HALITE_GARBAGE_S").ok().map(|seconds| seconds.parse().unwrap());
@@ -250,12 +261,7 @@ fn garbage_on_a_socket_ends_only_its_session() {
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(Some("salt"), 4096, Placement::Local, Permissions::all()).unwrap();
-    let hello = |version: u16| message(0, &[b"halite\0s".as_slice(), &version.to_le_bytes()].concat());
-    let connect = || {
-        let stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        stream
-    };
+    let connect = || connect(&scratch);
     // An old version gets the node's version, and then the end.
     let mut old = connect();
     old.write_all(&hello(0)).unwrap();
@@ -326,11 +332,10 @@ fn descriptors_from_clients_do_not_block_the_node() {
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
-    let hello = message(0, &[b"halite\0s".as_slice(), &VERSION.to_le_bytes()].concat());
+    let hello = hello(VERSION);
     // Instead of a hello, and after one.
     for before in [&hello[..0], &hello[..]] {
-        let mut stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        let mut stream = connect(&scratch);
         stream.write_all(before).unwrap();
         let (_listener, lingering) = lingering_socket();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -393,12 +398,12 @@ fn garbage_in_shared_memory_ends_only_its_session() {
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
-    let hello = message(0, &[b"halite\0s".as_slice(), &VERSION.to_le_bytes()].concat());
+    let hello = hello(VERSION);
     let wake = message(u64::MAX, &[]);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let mut random = Rng::with_seed(41);
     for round in rounds(100) {
-        let mut stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
+        let mut stream = connect(&scratch);
         stream.write_all(&hello).unwrap();
         let [requests, replies] = shared_memory(&stream);
         // The size is fixed, and replies are the node's.

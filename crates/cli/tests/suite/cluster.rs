@@ -21,7 +21,7 @@ fn detached_cluster_runs_until_down() {
     assert_eq!(scratch.entries(), [MARKER, "logs"]);
     let logs = || std::fs::read_dir(scratch.cluster().join("logs")).unwrap().count();
     assert_eq!(logs(), 3);
-    assert!(scratch.fails("status", 1).contains("halite up"));
+    scratch.fails_with("status", 1, "halite up");
     scratch.ok("down");
     // The logs of the next cluster replace them.
     scratch.ok("up --nodes 1 --arena 64M --detach");
@@ -106,8 +106,7 @@ fn down_all_ends_applications() {
     assert!(output.status.success() && notice.contains(&expected), "{notice}");
     assert_eq!(String::from_utf8_lossy(&output.stdout).matches("stopped").count(), 2);
     assert_eq!(scratch.entries().iter().filter(|name| name.ends_with("1000.lock")).count(), 1);
-    let complaint = scratch.fails("up --nodes 1", 1);
-    assert!(complaint.contains("down --all"), "{complaint}");
+    scratch.fails_with("up --nodes 1", 1, "down --all");
 
     scratch.ok("down --all");
     application.wait();
@@ -120,8 +119,7 @@ fn second_cluster_in_a_directory_is_refused() {
     let _up = scratch.up(1);
     let complaint = scratch.fails("up --nodes 1", 1);
     assert!(complaint.contains("running") && complaint.contains("halite down"), "{complaint}");
-    let complaint = scratch.fails("node --id 0", 1);
-    assert!(complaint.contains("choose another number or stop it"), "{complaint}");
+    scratch.fails_with("node --id 0", 1, "choose another number or stop it");
     assert_eq!(scratch.states(), ["alive"]);
 }
 
@@ -151,14 +149,14 @@ fn logs_have_time_and_level() {
     assert!(time.len() == "2026-01-31T12:00:00.000+00:00".len() && time.as_bytes()[10] == b'T', "{line}");
     assert!(rest.trim_start().starts_with("INFO "), "{line}");
 
-    let told = |line: &str| String::from_utf8(scratch.run(line).stderr).unwrap();
-    assert_eq!(told("ls"), "");
-    assert!(told("ls -v").contains(" INFO attached in "));
-    assert!(told("--embed ls -v").contains(" INFO node 1000 has joined"));
+    let text = |line: &str| String::from_utf8(scratch.run(line).stderr).unwrap();
+    assert_eq!(text("ls"), "");
+    assert!(text("ls -v").contains(" INFO attached in "));
+    assert!(text("--embed ls -v").contains(" INFO node 1000 has joined"));
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
     assert!(!log.contains("node 1000"), "commands do not make logs grow: {log}");
     let mut command = scratch.command("ls");
     let output = command.env("HALITE_LOG", "halite=info").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains(" INFO "), "{output:?}");
-    assert!(scratch.fails("ls --log halite=much", 2).contains("halite=much"));
+    scratch.fails_with("ls --log halite=much", 2, "halite=much");
 }

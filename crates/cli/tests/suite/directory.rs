@@ -70,8 +70,7 @@ fn down_keeps_files_of_others() {
 fn check_refused(scratch: &Scratch, reason: &str, root: &Path) {
     let before = inventory(root);
     for command in COMMANDS {
-        let complaint = scratch.fails(command, 1);
-        assert!(complaint.contains(reason), "{command}: {complaint}");
+        scratch.fails_with(command, 1, reason);
         assert_eq!(inventory(root), before, "{command}");
     }
 }
@@ -118,16 +117,14 @@ fn symlinked_logs_are_refused() {
     let (logs, log) = (scratch.cluster().join("logs"), scratch.cluster().join("logs/node-0.log"));
     std::fs::remove_file(&log).unwrap();
     symlink(&precious, &log).unwrap();
-    let complaint = scratch.fails("up --nodes 1 --detach", 1);
-    assert!(complaint.contains("node-0.log is a symbolic link"), "{complaint}");
+    scratch.fails_with("up --nodes 1 --detach", 1, "node-0.log is a symbolic link");
 
     std::fs::remove_dir_all(&logs).unwrap();
     let elsewhere = scratch.file("elsewhere");
     make_private(&elsewhere);
     std::fs::write(elsewhere.join("node-0.log"), "theirs").unwrap();
     symlink(&elsewhere, &logs).unwrap();
-    let complaint = scratch.fails("up --nodes 1 --detach", 1);
-    assert!(complaint.contains("not a directory"), "{complaint}");
+    scratch.fails_with("up --nodes 1 --detach", 1, "not a directory");
     assert_eq!(std::fs::read(precious).unwrap(), b"theirs");
     assert_eq!(std::fs::read(elsewhere.join("node-0.log")).unwrap(), b"theirs");
 }
@@ -218,20 +215,18 @@ fn cluster_without_files_excludes_a_second_one() {
     let complaint = scratch.fails("up --nodes 1 --arena 64M --detach", 1);
     assert!(complaint.contains(&format!("is running in {}", scratch.cluster().display())), "{complaint}");
     assert!(complaint.contains(&format!("node 0 is process {pid}")), "{complaint}");
-    let complaint = scratch.fails("node --id 1 --arena 64M", 1);
-    assert!(complaint.contains("already runs as node 1"), "{complaint}");
+    scratch.fails_with("node --id 1 --arena 64M", 1, "already runs as node 1");
     // Commands still reach the nodes, through the sockets.
     assert_eq!(scratch.states(), ["alive"; 2]);
     // Without the sockets, no process reaches the nodes, and they still hold the directory.
     clean(|name| name != "attach");
     for line in ["up --nodes 1 --arena 64M --detach", "node --id 0 --arena 64M"] {
-        let complaint = scratch.fails(line, 1);
-        assert!(complaint.contains("removed"), "{line}: {complaint}");
+        scratch.fails_with(line, 1, "removed");
     }
     for line in ["status", "doctor --arena 16M"] {
-        let told = scratch.run(line);
-        let told = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
-        assert!(told.contains("files of node 0, node 1 are missing"), "{line}: {told}");
+        let text = scratch.run(line);
+        let text = String::from_utf8_lossy(&text.stdout) + String::from_utf8_lossy(&text.stderr);
+        assert!(text.contains("files of node 0, node 1 are missing"), "{line}: {text}");
     }
     drop(up);
 }
@@ -307,8 +302,8 @@ fn runtime_directory_of_another_user_is_ignored() {
     let output =
         config.args(["status"]).env("XDG_RUNTIME_DIR", &runtime).env_remove("HALITE_DIR").output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
-    let said = format!("{} (XDG_RUNTIME_DIR) belongs to another user; using /tmp/halite-", runtime.display());
-    assert!(complaint.contains(&said), "{complaint}");
+    let text = format!("{} (XDG_RUNTIME_DIR) belongs to another user; using /tmp/halite-", runtime.display());
+    assert!(complaint.contains(&text), "{complaint}");
 }
 
 /// The address of a Unix socket has at most 107 bytes, and a cluster has sockets in two folders.

@@ -60,12 +60,12 @@ fn busy_ports_and_silent_hosts_are_errors() {
         let join = found.iter().find(|finding| finding["check"] == "join").expect("there is a host to join");
         join["found"].as_str().unwrap().to_owned()
     };
-    let said = join(&found);
-    assert!(said.contains("answers over TCP, but a temporary node did not join"), "{said}");
-    let said = join(&findings(&scratch.run(&format!("doctor --json --join {at}"))));
+    let text = join(&found);
+    assert!(text.contains("answers over TCP, but a temporary node did not join"), "{text}");
+    let text = join(&findings(&scratch.run(&format!("doctor --json --join {at}"))));
     assert!(
-        said.contains("answers over TCP; UDP") && said.contains("is not tested: give --secret-file"),
-        "{said}"
+        text.contains("answers over TCP; UDP") && text.contains("is not tested: give --secret-file"),
+        "{text}"
     );
     assert!(
         found.iter().any(|finding| finding["check"] == "mtu"),

@@ -106,9 +106,9 @@ fn run_blocks(name: &str, shell: &[&str], prelude: &str, blocks: &[Block]) {
         command.current_dir(&folder).stdin(Stdio::null());
         command.env("PATH", &path).env("HALITE_DIR", scratch.cluster()).env("TMPDIR", scratch.file("tmp"));
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {}: {said}", block.place, output.status);
-        assert!(!said.contains("not found"), "{}: {said}", block.place);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {}: {message}", block.place, output.status);
+        assert!(!message.contains("not found"), "{}: {message}", block.place);
         assert_eq!(inventory(&folder), before, "{}", block.place);
     }
     assert!(blocks.len() >= 3, "only {} blocks were found", blocks.len());

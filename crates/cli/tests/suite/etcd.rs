@@ -58,7 +58,7 @@ fn clusters_share_an_etcd() {
     Process::open(scratch.pid(0)).kill();
     scratch.ok(&format!("put b {file} --node 2"));
     assert_eq!(scratch.ok("get a"), "words");
-    assert!(scratch.fails(&format!("put a {file} --node 2"), 1).contains("\"a\""));
+    scratch.fails_with(&format!("put a {file} --node 2"), 1, "\"a\"");
     assert!(scratch.ok("ls --json").contains("\"b\""));
     let other = Scratch::new("etcd-other");
     other.ok(&format!("up --nodes 1 --arena 64M --detach --directory {}", etcd.address("two")));
@@ -103,9 +103,9 @@ fn prefix_belongs_to_one_running_cluster() {
     });
     let other = Scratch::new("etcd-taken-other");
     for id in [0, 1] {
-        let said =
+        let text =
             other.fails(&format!("node --id {id} --arena 64M --directory {}", etcd.address("taken")), 1);
-        assert!(said.contains("another cluster has its names at") && said.contains("prefix"), "{said}");
+        assert!(text.contains("another cluster has its names at") && text.contains("prefix"), "{text}");
     }
     assert_eq!(scratch.ok("get a"), "words", "the name is still there");
     // A node that has died returns to its prefix.
@@ -240,17 +240,17 @@ fn etcd_faults_are_reported_once_with_a_remedy() {
     ];
     for (address, fault, why, remedy) in asked {
         for line in ["node --id 0", "up --nodes 1 --detach"] {
-            let said = scratch.fails(&format!("{line} --arena 64M --directory {address}"), 1);
+            let text = scratch.fails(&format!("{line} --arena 64M --directory {address}"), 1);
             for part in [fault, why, remedy, "cannot join"] {
-                assert_eq!(said.matches(part).count(), 1, "{part}: {said}");
+                assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
             }
         }
     }
-    let said = scratch.fails("node --id 0 --directory http://x", 2);
-    assert!(said.contains("is not of the form etcd://"), "{said}");
+    let text = scratch.fails("node --id 0 --directory http://x", 2);
+    assert!(text.contains("is not of the form etcd://"), "{text}");
     let _first = node(&scratch.cluster(), 0, None);
-    let said = scratch.fails(&format!("node --id 1 --arena 64M --directory etcd://{at}/x"), 1);
-    assert!(said.contains("keep their names at node 0"), "{said}");
+    let text = scratch.fails(&format!("node --id 1 --arena 64M --directory etcd://{at}/x"), 1);
+    assert!(text.contains("keep their names at node 0"), "{text}");
 }
 
 /// A member of etcd that accepts requests and never answers, or whose host name does not resolve, is skipped: no request
@@ -334,19 +334,19 @@ fn names_move_back_to_node_0() {
     let app = join(&scratch.cluster());
     Process::open(scratch.pid(2)).kill();
     eventually(|| scratch.ok("ls").contains("lost"));
-    let said = scratch.ok("directory back");
-    assert!(said.starts_with("moved 1 names, and 1 of lost regions to node 0"), "{said}");
+    let text = scratch.ok("directory back");
+    assert!(text.starts_with("moved 1 names, and 1 of lost regions to node 0"), "{text}");
     assert_eq!(scratch.ok("directory show"), "names are at node 0\n");
     let session = app.blocking_session();
     session.alloc(Some("by app"), 4096, Placement::On(NodeId(1)), READ_WRITE).unwrap();
     let other = Scratch::new("etcd-back-other");
-    let said = other.fails(&format!("up --nodes 1 --arena 64M --directory {}", etcd.address("back")), 1);
-    assert!(said.contains("moved back to node 0"), "{said}");
+    let text = other.fails(&format!("up --nodes 1 --arena 64M --directory {}", etcd.address("back")), 1);
+    assert!(text.contains("moved back to node 0"), "{text}");
     drop(etcd);
     assert_eq!(session.stat("a").unwrap().home, NodeId(1));
     assert_eq!(scratch.ok("get a"), "words");
     scratch.ok(&format!("put b {file} --node 0"));
-    assert!(scratch.fails("get gone", 1).contains("lost"));
+    scratch.fails_with("get gone", 1, "lost");
     assert_eq!(scratch.ok("directory back"), "names are at node 0\n");
     drop(app);
     scratch.ok("down");
@@ -366,8 +366,8 @@ fn failed_move_to_etcd_keeps_names_at_node_0() {
         (format!("etcd://u:p@127.0.0.1:{}/x", etcd.port), "password-file"),
         (format!("etcd://127.0.0.1:{}/x?ca=/nowhere", etcd.port), "/nowhere"),
     ] {
-        let said = scratch.fails(&format!("directory move {address}"), 1);
-        assert!(said.contains(why), "{said}");
+        let message = scratch.fails(&format!("directory move {address}"), 1);
+        assert!(message.contains(why), "{message}");
     }
     assert_eq!(scratch.ok("directory show"), "names are at node 0\n");
     assert_eq!(scratch.ok("get a"), "words");
@@ -434,7 +434,7 @@ fn hanging_etcd_refuses_only_new_names() {
     let alloc = |name: &str| {
         session.alloc(Some(name), 4096, Placement::Local, READ_WRITE).map(|_| ()).map_err(|error| error.cause)
     };
-    let shows = |line: &str| nodes[0].metrics().to_string().lines().any(|said| said == line);
+    let shows = |line: &str| nodes[0].metrics().to_string().lines().any(|text| text == line);
     assert!(shows("halite_directory_ready 1"));
     assert!(
         matches!(alloc("new"), Err(RegionCause::DirectoryOut { reason }) if reason.contains("no answer within 3 s"))
@@ -475,9 +475,9 @@ fn running_node_restores_its_edited_key() {
         scratch.ok(&format!("put {} {file} --node 1", &edit[..5]));
         eventually(|| etcd.ctl(&["get", &key, "--print-value-only"]).trim() == "lives");
     }
-    let told = logs(&scratch);
-    assert_eq!(told.matches("was overwritten with").count(), 2, "{told}");
-    assert!(told.contains(&key) && !told.contains("restored"), "{told}");
+    let text = logs(&scratch);
+    assert_eq!(text.matches("was overwritten with").count(), 2, "{text}");
+    assert!(text.contains(&key) && !text.contains("restored"), "{text}");
     scratch.ok("down");
 }
 
@@ -488,17 +488,17 @@ fn damaged_name_is_listed_and_removed() {
         scratch.ok(&format!("put {name} {file} --node 1"));
     }
     etcd.ctl(&["put", "/damaged/names/a", "hello"]);
-    let said = scratch.fails("get a", 1);
-    assert!(said.contains("/damaged/names/a") && said.contains("halite rm"), "{said}");
-    let said = scratch.fails(&format!("put a {file} --node 0"), 1);
-    assert!(said.contains("/damaged/names/a"), "{said}");
+    let text = scratch.fails("get a", 1);
+    assert!(text.contains("/damaged/names/a") && text.contains("halite rm"), "{text}");
+    let text = scratch.fails(&format!("put a {file} --node 0"), 1);
+    assert!(text.contains("/damaged/names/a"), "{text}");
     assert!(scratch.ok("ls").contains("damaged in etcd"), "{}", scratch.ok("ls"));
     let listed = scratch.json("ls --json");
     assert!(listed.iter().any(|row| row["name"] == "a" && row["damaged"] == true), "{listed:?}");
     assert!(listed.iter().any(|row| row["name"] == "b"), "{listed:?}");
     let output = scratch.run("rm a");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("/damaged/names/a"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.contains("/damaged/names/a"), "{text}");
     scratch.ok(&format!("put a {file} --node 0"));
     assert_eq!(scratch.ok("get a"), "words");
     scratch.ok("down");
@@ -524,10 +524,10 @@ fn names_are_repaired_after_an_etcd_restore() {
     eventually(|| names().contains("/older/names/since\n"));
     assert!(logs(&scratch).contains("etcd was restored to an earlier state"), "{}", logs(&scratch));
     let output = scratch.run("rm a");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("no longer exists"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.contains("no longer exists"), "{text}");
     scratch.ok(&format!("put b {file} --node 0"));
-    assert!(scratch.fails(&format!("put stays {file} --node 0"), 1).contains("exists already"));
+    scratch.fails_with(&format!("put stays {file} --node 0"), 1, "exists already");
     for name in ["b", "stays", "since"] {
         assert_eq!(scratch.ok(&format!("get {name}")), "words");
     }

@@ -25,8 +25,8 @@ impl Host {
             secret.display()
         );
         let mut node = Running::start(&scratch, &line);
-        let said = node.line();
-        let (_, address) = said.split_once("dialled at ").unwrap_or_else(|| panic!("{said}"));
+        let text = node.line();
+        let (_, address) = text.split_once("dialled at ").unwrap_or_else(|| panic!("{text}"));
         let address = address.trim().to_owned();
         Host { node, scratch, address }
     }
@@ -86,10 +86,10 @@ fn shm_within_a_host_and_udp_between_hosts() {
     let mut beside = Running::start(&first.scratch, &beside);
     assert!(beside.line().starts_with("node 3 ready"));
     for (host, node, why) in [(&first, 3, "this"), (&first, 1, "another"), (&second, 3, "another")] {
-        let told = host.scratch.json(&format!("explain {node} --json")).remove(0);
+        let text = host.scratch.json(&format!("explain {node} --json")).remove(0);
         let provider = if why == "this" { "shm" } else { "roce" };
-        assert_eq!(told["capabilities"]["provider"], provider, "{told}");
-        assert!(told["provider_reason"].as_str().unwrap().contains(&format!("in {why} cluster directory")));
+        assert_eq!(text["capabilities"]["provider"], provider, "{text}");
+        assert!(text["provider_reason"].as_str().unwrap().contains(&format!("in {why} cluster directory")));
     }
     let file = own.write("model", &bytes(100_000));
     first.scratch.ok(&format!("put model {} --node 3", file.display()));

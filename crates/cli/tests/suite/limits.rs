@@ -73,8 +73,8 @@ fn run_in_cgroup(scratch: &Scratch, threads: u32, line: &str) -> Option<Output> 
 fn check_names_limit(threads: u32, output: &Output) {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{threads} threads: {complaint}");
-    let said = format!("the maximum of {threads} threads is reached; raise pids.max of the control group");
-    assert!(complaint.contains(&said) && !complaint.contains("panicked"), "{complaint}");
+    let text = format!("the maximum of {threads} threads is reached; raise pids.max of the control group");
+    assert!(complaint.contains(&text) && !complaint.contains("panicked"), "{complaint}");
 }
 
 #[test]
@@ -127,12 +127,12 @@ fn find_sufficient_limit(
         let mut command = under(count, &command);
         command.stdin(Stdio::null()).stderr(std::fs::File::create(scratch.file("stderr")).unwrap());
         let mut run = Running::of(command);
-        let Some(said) = run.line_if_any() else {
+        let Some(text) = run.line_if_any() else {
             let complaint = std::fs::read_to_string(scratch.file("stderr")).unwrap();
             assert!(complaint.contains(limit) && !complaint.contains("panicked"), "{count}: {complaint}");
             continue;
         };
-        let at = said.split_whitespace().find_map(|word| word.strip_suffix(';')).unwrap();
+        let at = text.split_whitespace().find_map(|word| word.strip_suffix(';')).unwrap();
         let mut client = TcpStream::connect(at).unwrap();
         client.write_all(b"PING\r\n").unwrap();
         let mut reply = [0; 7];

@@ -41,7 +41,7 @@ fn region_of_a_dead_node_is_lost() {
     assert_eq!(lost[1]["lost"]["cause"], "exited");
 
     scratch.ok("rm salt");
-    assert!(scratch.fails("get salt", 1).contains("there is no such region"));
+    scratch.fails_with("get salt", 1, "there is no such region");
     scratch.ok(&format!("put pepper {} --node 1", text.display()));
     assert_eq!(scratch.ok("get pepper"), "salt");
     let names: Vec<_> = scratch.json("ls --json").iter().map(|row| row["name"].clone()).collect();
@@ -58,7 +58,7 @@ fn status_shows_a_dead_node_until_forget() {
         scratch.fails("forget 2", 1).contains("it runs as process"),
         "a running node cannot be forgotten"
     );
-    assert!(scratch.fails("forget 77", 1).contains("node 77 is not in the cluster"));
+    scratch.fails_with("forget 77", 1, "node 77 is not in the cluster");
 
     Process::open(scratch.pid(2)).kill();
     eventually(|| scratch.states() == ["alive", "alive", "dead"]);
@@ -67,9 +67,9 @@ fn status_shows_a_dead_node_until_forget() {
 
     scratch.ok("forget 2");
     assert_eq!(scratch.states(), ["alive", "alive"]);
-    assert!(scratch.fails("stat salt", 1).contains("there is no such region"));
+    scratch.fails_with("stat salt", 1, "there is no such region");
     assert!(!scratch.entries().iter().any(|name| name.starts_with("node-2.")));
-    assert!(scratch.fails("forget 2", 1).contains("node 2 is not in the cluster"));
+    scratch.fails_with("forget 2", 1, "node 2 is not in the cluster");
 }
 
 #[test]
@@ -90,11 +90,7 @@ fn lost_chunks_are_shown() {
     assert_eq!(row["nodes"], json!([whole["nodes"][0]]));
     assert_eq!(row["lost"], json!([whole["nodes"][1]]));
     assert!(scratch.ok("stat salt").contains(" bytes with node 1, which is gone"));
-    let complaint = scratch.fails("get salt", 1);
-    assert!(
-        complaint.contains("of its bytes are lost with nodes that are gone, such as node 1"),
-        "{complaint}"
-    );
+    scratch.fails_with("get salt", 1, "of its bytes are lost with nodes that are gone, such as node 1");
 }
 
 #[test]
@@ -139,18 +135,21 @@ fn killed_application_and_log_report_the_reason() {
 
     let status = application.wait();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(Signal::KILL.as_raw()));
-    let told = std::fs::read_to_string(&complaints).unwrap();
-    assert!(told.starts_with("halite: this process was stopped or silent for "), "{told:?}");
-    assert!(told.contains("; node 0 kills it, because it could resume in the middle of a write"), "{told:?}");
+    let message = std::fs::read_to_string(&complaints).unwrap();
+    assert!(message.starts_with("halite: this process was stopped or silent for "), "{message:?}");
+    assert!(
+        message.contains("; node 0 kills it, because it could resume in the middle of a write"),
+        "{message:?}"
+    );
     // The node writes to its log before it answers the application.
     scratch.ok("status");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
     for (level, what) in
         [("WARN", "silent for"), ("WARN", "killing node"), ("INFO", "has exited: it was killed")]
     {
-        let is_told = |line: &str| {
+        let is_logged = |line: &str| {
             line.contains(level) && line.contains(&format!("(process {pid})")) && line.contains(what)
         };
-        assert!(log.lines().any(is_told), "{what}: {log}");
+        assert!(log.lines().any(is_logged), "{what}: {log}");
     }
 }

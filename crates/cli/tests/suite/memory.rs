@@ -67,8 +67,7 @@ fn address_space_limit_shrinks_the_arena() {
     let large = std::fs::File::create(scratch.file("large")).unwrap();
     large.set_len(2 << 30).unwrap();
     let large = format!("put large {} --node 1", scratch.file("large").display());
-    let complaint = scratch.fails(&large, 1);
-    assert!(complaint.contains("no space"), "{complaint}");
+    scratch.fails_with(&large, 1, "no space");
     let refused = scratch.json("status --json")[1]["bytes_refused"].as_u64().unwrap();
     assert!(refused > 2 << 30, "{refused}");
     assert!(scratch.ok("status").contains("of 4.0 GiB"));
@@ -123,8 +122,11 @@ fn node_survives_the_memory_limit_of_its_cgroup() {
     let mut node = Running::of(group.wrap(&node));
     node.line();
     let from = scratch.write("from", &bytes(120 << 20));
-    let complaint = scratch.fails(&format!("put region {}", from.display()), 1);
-    assert!(complaint.contains("out of memory: the system of node 0 provided"), "{complaint}");
+    scratch.fails_with(
+        &format!("put region {}", from.display()),
+        1,
+        "out of memory: the system of node 0 provided",
+    );
     let small = scratch.write("small", &bytes(20 << 20));
     scratch.ok(&format!("put region {}", small.display()));
     assert!(scratch.run("get region").stdout == bytes(20 << 20));
@@ -144,5 +146,5 @@ fn arena_larger_than_the_machine_is_refused() {
         assert!(complaint.contains("the maximum is"), "{complaint}");
         assert!(!scratch.cluster().exists(), "{line} has created no directory");
     }
-    assert!(scratch.fails("up --nodes 2 --arena 99999P", 2).contains("exceeds 64 bits"));
+    scratch.fails_with("up --nodes 2 --arena 99999P", 2, "exceeds 64 bits");
 }

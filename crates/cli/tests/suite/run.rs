@@ -176,10 +176,10 @@ fn run_leaves_a_cluster_unchanged() {
     assert_eq!(result["verified"], true, "{result}");
     eventually(|| is_clean(&scratch));
     let wrong = scratch.write("wrong", b"1 2\n2 3 4\n5\n");
-    let complaint = scratch.fails(&format!("run pagerank {}", wrong.display()), 1);
-    assert!(
-        complaint.contains("wrong:3: expected two vertex ids from 0 to 2^64-1, found \"5\""),
-        "{complaint}"
+    scratch.fails_with(
+        &format!("run pagerank {}", wrong.display()),
+        1,
+        "wrong:3: expected two vertex ids from 0 to 2^64-1, found \"5\"",
     );
     eventually(|| is_clean(&scratch));
     // A region with the same name exists already; the run must not change it.
@@ -191,10 +191,10 @@ fn run_leaves_a_cluster_unchanged() {
     ] {
         scratch.ok(&format!("put {name} {}", file.display()));
         let seconds = if app.starts_with("kv") { "" } else { " --seconds 0.1" };
-        let complaint = scratch.fails(&format!("run {app}{seconds}"), 1);
-        assert!(
-            complaint.contains(&format!("the name is taken: the region {name:?} exists already")),
-            "{complaint}"
+        scratch.fails_with(
+            &format!("run {app}{seconds}"),
+            1,
+            &format!("the name is taken: the region {name:?} exists already"),
         );
         assert_eq!(scratch.ok(&format!("get {name}")), "foreign");
         scratch.ok(&format!("rm {name}"));
@@ -254,8 +254,7 @@ fn stopped_store_leaves_nothing() {
         use_and_stop(Running::start(&scratch, line), 2, signal);
         eventually(|| is_clean(&scratch));
     }
-    let complaint = scratch.fails("run kv --listen nowhere", 1);
-    assert!(complaint.contains("cannot listen at nowhere"), "{complaint}");
+    scratch.fails_with("run kv --listen nowhere", 1, "cannot listen at nowhere");
     eventually(|| is_clean(&scratch));
 }
 
@@ -408,8 +407,7 @@ fn invalid_run_options_are_refused() {
         ("run dsm --pages 127", "127 is not in 128..=16777216"),
         ("run ycsb --keys 0", "0 is not in 1..=4294967296"),
     ] {
-        let complaint = scratch.fails(line, 2);
-        assert!(complaint.contains(why), "{complaint}");
+        scratch.fails_with(line, 2, why);
     }
 }
 
@@ -419,8 +417,7 @@ fn private_cluster_options_need_a_private_cluster() {
     let _up = scratch.up(2);
     for app in ["log", "ycsb", "kv --listen 127.0.0.1:0"] {
         let expected = "--fabric configures a private cluster, but --dir or HALITE_DIR names the cluster in";
-        let complaint = scratch.fails(&format!("run {app} --fabric roce"), 2);
-        assert!(complaint.contains(expected), "{complaint}");
+        scratch.fails_with(&format!("run {app} --fabric roce"), 2, expected);
     }
     assert!(is_clean(&scratch));
 }
@@ -479,9 +476,9 @@ fn concurrent_runs_have_distinct_names() {
         })
         .collect();
     let is_refused = |number: &usize| {
-        let said = std::fs::read_to_string(complaint(*number)).unwrap();
-        assert!(said.is_empty() || said.contains("the name is taken: another run uses \"mine\""), "{said}");
-        !said.is_empty()
+        let text = std::fs::read_to_string(complaint(*number)).unwrap();
+        assert!(text.is_empty() || text.contains("the name is taken: another run uses \"mine\""), "{text}");
+        !text.is_empty()
     };
     eventually(|| (0..3).filter(is_refused).count() == 2 && scratch.ok("ls").contains("mine/values.1"));
     let going = (0..3).find(|number| !is_refused(number)).unwrap();
@@ -662,8 +659,7 @@ fn wordcount_counts_files_and_folders() {
     let result = run_private(&scratch, &format!("run wordcount {dir}/empty --nodes 3 --fabric roce --json"));
     assert_eq!((&result["words"], &result["verified"]), (&0.into(), &true.into()), "{result}");
     let _up = scratch.up(2);
-    let complaint = scratch.fails("run wordcount /nowhere", 1);
-    assert!(complaint.contains("cannot read /nowhere: No such file or directory"), "{complaint}");
+    scratch.fails_with("run wordcount /nowhere", 1, "cannot read /nowhere: No such file or directory");
     eventually(|| is_clean(&scratch));
 }
 
@@ -690,8 +686,7 @@ fn grep_finds_lines_with_numbers() {
         serde_json::json!([[large.to_string(), 2], [small.to_string(), 1]])
     );
     assert_eq!((&result["matches"], &result["verified"]), (&3.into(), &true.into()), "{result}");
-    let complaint = scratch.fails(&format!("run grep ( {small}"), 2);
-    assert!(complaint.contains("unclosed group"), "{complaint}");
+    scratch.fails_with(&format!("run grep ( {small}"), 2, "unclosed group");
     eventually(|| is_clean(&scratch));
 }
 

@@ -39,7 +39,7 @@ fn supervisor_gets_ready_watchdog_and_stopping() {
     node.signal(Signal::CONT);
     assert_eq!(receive(&socket), "WATCHDOG=1\n");
     node.signal(Signal::TERM);
-    let last = std::iter::repeat_with(|| receive(&socket)).find(|said| said != "WATCHDOG=1\n");
+    let last = std::iter::repeat_with(|| receive(&socket)).find(|text| text != "WATCHDOG=1\n");
     assert_eq!(last.as_deref(), Some("STOPPING=1\n"));
     assert!(node.wait().success());
 }

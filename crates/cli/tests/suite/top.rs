@@ -33,5 +33,5 @@ fn top_prints_nodes_operations_and_peers() {
     assert!(shown.contains("dead") && shown.contains("showing the state from the lock files"), "{shown}");
     assert!(shown.contains("Connection refused"), "{shown}");
     scratch.ok("down");
-    assert!(scratch.fails("top", 1).contains("halite up"));
+    scratch.fails_with("top", 1, "halite up");
 }

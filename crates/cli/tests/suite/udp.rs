@@ -31,8 +31,7 @@ fn files_move_over_udp() {
         );
         assert!(scratch.run("get model").stdout == bytes(3_000_000));
         scratch.ok(&format!("put 9 {}", file.display()));
-        let complaint = scratch.fails("explain 9", 1);
-        assert!(complaint.contains("a region has this name: add --region"), "{complaint}");
+        scratch.fails_with("explain 9", 1, "a region has this name: add --region");
         // A command's own connection would be new, and show a few packets.
         let explained = &scratch.json("explain 2 --json")[0];
         assert!(explained["path"]["arrived"].as_u64() > Some(3_000_000 / 4096), "{explained}");
@@ -109,18 +108,19 @@ fn sessions_share_queue_pairs() {
 fn node_of_another_network_is_refused() {
     let scratch = Scratch::new("udp-other");
     let _up = up(&scratch, "");
-    let complaint = scratch.fails("node --id 7 --fabric shm", 1);
-    assert!(complaint.contains("it uses roce, this node uses shm"), "{complaint}");
-    let complaint = scratch.fails("node --id 7 --fabric roce --address 192.0.2.1", 1);
-    assert!(complaint.contains("192.0.2.1"), "{complaint}");
+    scratch.fails_with("node --id 7 --fabric shm", 1, "it uses roce, this node uses shm");
+    scratch.fails_with("node --id 7 --fabric roce --address 192.0.2.1", 1, "192.0.2.1");
     assert_eq!(scratch.states(), ["alive"; 3]);
 }
 
 #[test]
 fn packets_are_captured_in_a_file() {
     let scratch = Scratch::new("udp-pcap");
-    let complaint = scratch.fails("node --id 0 --fabric shm --pcap /nowhere", 1);
-    assert!(complaint.contains("a packet capture needs the roce network"), "{complaint}");
+    scratch.fails_with(
+        "node --id 0 --fabric shm --pcap /nowhere",
+        1,
+        "a packet capture needs the roce network",
+    );
     let _up = up(&scratch, "");
     let pcap = scratch.file("packets");
     let line = format!("node --id 7 --arena 64M --pcap {}", pcap.display());
@@ -128,8 +128,11 @@ fn packets_are_captured_in_a_file() {
     assert!(node.line().contains("node 7 ready"));
     let file = scratch.write("model", &bytes(1_000_000));
     scratch.ok(&format!("put model {} --node 7", file.display()));
-    let complaint = scratch.fails(&format!("node --id 8 --pcap {}", pcap.display()), 1);
-    assert!(complaint.contains(&format!("cannot write packets to {}", pcap.display())), "{complaint}");
+    scratch.fails_with(
+        &format!("node --id 8 --pcap {}", pcap.display()),
+        1,
+        &format!("cannot write packets to {}", pcap.display()),
+    );
     node.signal(Signal::INT);
     assert!(node.wait().success());
     let packets = std::fs::read(pcap).unwrap();

@@ -85,6 +85,13 @@ impl Scratch {
         complaint
     }
 
+    /// Runs a command that must fail with `status` and an error message that contains `text`.
+    #[track_caller]
+    pub fn fails_with(&self, line: &str, status: i32, text: &str) {
+        let complaint = self.fails(line, status);
+        assert!(complaint.contains(text), "{line}: {complaint}");
+    }
+
     /// Runs a command that prints one JSON object per line.
     #[track_caller]
     pub fn json(&self, line: &str) -> Vec<Value> {
@@ -115,9 +122,10 @@ impl Scratch {
         let output = self.run("status --json");
         let text = String::from_utf8(output.stdout).unwrap();
         let nodes: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let was_told =
+        let has_answers =
             !String::from_utf8_lossy(&output.stderr).contains("showing the state from the lock files");
-        let is_well = was_told && nodes.iter().all(|row| row["state"] == "alive" || row["state"] == "left");
+        let is_well =
+            has_answers && nodes.iter().all(|row| row["state"] == "alive" || row["state"] == "left");
         assert_eq!(output.status.code(), Some(if is_well { 0 } else { 3 }), "{text}");
         nodes
     }
@@ -138,7 +146,7 @@ impl Scratch {
 
     /// Kills all processes of the program whose command line names this directory, because `down` may not have ended
     /// all of them.
-    fn kill_rest(&self) {
+    fn kill_remaining(&self) {
         let program = std::fs::canonicalize(env!("CARGO_BIN_EXE_halite")).unwrap();
         let is_ours = |pid: u32| {
             let of = |name: &str| Path::new("/proc").join(pid.to_string()).join(name);
@@ -175,7 +183,7 @@ impl Drop for Scratch {
         if self.cluster().is_dir() {
             let _ = self.run("down");
         }
-        self.kill_rest();
+        self.kill_remaining();
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -228,10 +228,11 @@ impl Soak {
         let end_ns = worker::now_ns();
         for host in 0..HOSTS {
             self.cluster.host(host).write("/tmp/there", there.join("\n").as_bytes());
-            let said = self.cluster.host(host).ok(&Application::line("verify /tmp/there"));
-            let said: BTreeMap<&str, &str> = said.lines().filter_map(|line| line.split_once(' ')).collect();
+            let text = self.cluster.host(host).ok(&Application::line("verify /tmp/there"));
+            let results: BTreeMap<&str, &str> =
+                text.lines().filter_map(|line| line.split_once(' ')).collect();
             for name in &there {
-                let found = said.get(&**name).copied().unwrap_or("was not looked at");
+                let found = results.get(&**name).copied().unwrap_or("was not looked at");
                 match found.parse() {
                     Ok(value) => findings.counted(name, end_ns, value),
                     Err(_) if found == "ok" => {}
