@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketType, netdevice};
 
 /// Parses `IP:PORT`. An IPv6 address may have a scope, the name or number of an interface: `[fe80::1%eth0]:7000`.
 pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
-    if let Some(address) = with_scope(text)? {
+    if let Some(address) = parse_scoped(text)? {
         return Ok(address);
     }
     let address: SocketAddr =
@@ -25,7 +25,7 @@ pub fn ip_address(text: &str) -> Result<IpAddr, String> {
 
 /// Returns the addresses of `HOST:PORT`.
 pub fn resolve(host: &str) -> io::Result<Vec<SocketAddr>> {
-    match with_scope(host) {
+    match parse_scoped(host) {
         Ok(Some(address)) => Ok(vec![address]),
         Ok(None) => Ok(host.to_socket_addrs()?.map(canonical).collect()),
         Err(reason) => Err(io::Error::new(io::ErrorKind::InvalidInput, reason)),
@@ -34,20 +34,20 @@ pub fn resolve(host: &str) -> io::Result<Vec<SocketAddr>> {
 
 /// Formats an address at which nodes are dialled. A link-local one gets the interface of `own`, an address of this host,
 /// because nodes exchange addresses without scopes.
-pub fn shown(address: SocketAddr, own: Option<IpAddr>) -> String {
+pub fn format_address(address: SocketAddr, own: Option<IpAddr>) -> String {
     let address = scoped(address, own.map_or(0, scope_of));
     match address {
         SocketAddr::V4(_) => address.to_string(),
-        SocketAddr::V6(_) => format!("[{}]:{}", shown_ip(address), address.port()),
+        SocketAddr::V6(_) => format!("[{}]:{}", format_ip(address), address.port()),
     }
 }
 
 /// Formats the IP of an address, with the name of the interface that is its scope.
-pub fn shown_ip(address: SocketAddr) -> String {
+pub fn format_ip(address: SocketAddr) -> String {
     match address {
-        SocketAddr::V6(of_v6) if of_v6.scope_id() != 0 => {
-            let scope = of_v6.scope_id();
-            format!("{}%{}", of_v6.ip(), name_of(scope).unwrap_or_else(|| scope.to_string()))
+        SocketAddr::V6(v6) if v6.scope_id() != 0 => {
+            let scope = v6.scope_id();
+            format!("{}%{}", v6.ip(), interface_name(scope).unwrap_or_else(|| scope.to_string()))
         }
         _ => address.ip().to_string(),
     }
@@ -62,7 +62,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// Parses an address with a scope; `None` if it has none.
-fn with_scope(text: &str) -> Result<Option<SocketAddr>, String> {
+fn parse_scoped(text: &str) -> Result<Option<SocketAddr>, String> {
     let Some((ip, rest)) = text.strip_prefix('[').and_then(|text| text.split_once('%')) else {
         return Ok(None);
     };
@@ -71,23 +71,23 @@ fn with_scope(text: &str) -> Result<Option<SocketAddr>, String> {
     };
     let number = match scope.parse() {
         Ok(number) => number,
-        Err(_) => interface(scope).ok_or_else(|| format!("this host has no interface {scope:?}"))?,
+        Err(_) => interface_index(scope).ok_or_else(|| format!("this host has no interface {scope:?}"))?,
     };
     let address = format!("[{ip}%{number}]:{port}").parse();
     address.map(Some).map_err(|_| format!("[{ip}]:{port} is not an IPv6 address with a port"))
 }
 
 /// Returns the number of the interface with this name.
-fn interface(name: &str) -> Option<u32> {
+fn interface_index(name: &str) -> Option<u32> {
     netdevice::name_to_index(any_socket()?, name).ok()
 }
 
 /// Returns the name of the interface with this number.
-fn name_of(interface: u32) -> Option<String> {
+fn interface_name(interface: u32) -> Option<String> {
     netdevice::index_to_name(any_socket()?, interface).ok()
 }
 
-/// Returns a socket of the network namespace, by which the kernel is asked about interfaces.
+/// Opens a socket, through which the kernel answers questions about interfaces.
 fn any_socket() -> Option<OwnedFd> {
     rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).ok()
 }
@@ -97,18 +97,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scopes_have_names_or_numbers_and_mapped_addresses_are_ipv4() {
+    fn scopes_and_mapped_addresses_are_parsed() {
         let parse = |text: &str| socket_address(text).map(|address| address.to_string());
         // The loopback interface is the first of every network namespace.
         for text in ["[fe80::1%lo]:7000", "[fe80::1%1]:7000"] {
             assert_eq!(parse(text).as_deref(), Ok("[fe80::1%1]:7000"));
             assert_eq!(resolve(text).unwrap()[0].to_string(), "[fe80::1%1]:7000");
         }
-        let shown_at = |text: &str| shown(text.parse().unwrap(), Some("::1".parse().unwrap()));
+        let format_at = |text: &str| format_address(text.parse().unwrap(), Some("::1".parse().unwrap()));
         for text in ["[fe80::1%lo]:7000", "[fd00::1]:7000", "10.0.0.1:7000"] {
-            assert_eq!(shown_at(&text.replace("lo", "1")), text);
+            assert_eq!(format_at(&text.replace("lo", "1")), text);
         }
-        assert_eq!(shown_at("[fe80::1]:7000"), "[fe80::1]:7000", "::1 is not link-local");
+        assert_eq!(format_at("[fe80::1]:7000"), "[fe80::1]:7000", "::1 is not link-local");
         assert_eq!(parse("[::ffff:10.0.0.1]:7000").as_deref(), Ok("10.0.0.1:7000"));
         assert_eq!(parse("[fe80::1%none]:7000").unwrap_err(), "this host has no interface \"none\"");
         for wrong in

@@ -53,7 +53,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
 const HELP: &str = "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}";
 
 /// Formats the commands by purpose, because the parser lists them without headings.
-fn groups() -> String {
+fn command_groups() -> String {
     let commands = Command::augment_subcommands(clap::Command::new("halite"));
     let mut text = String::new();
     for (group, names) in GROUPS {
@@ -69,7 +69,7 @@ fn groups() -> String {
 
 /// Named, permissioned, movable memory that processes share
 #[derive(Parser, Debug)]
-#[command(name = "halite", version, max_term_width = 100, help_template = HELP, before_help = groups())]
+#[command(name = "halite", version, max_term_width = 100, help_template = HELP, before_help = command_groups())]
 pub struct Arguments {
     /// Directory of the cluster [default: $XDG_RUNTIME_DIR/halite if this user's, else /tmp/halite-UID]
     #[arg(long, global = true, env = "HALITE_DIR", value_name = "DIR")]
@@ -99,7 +99,7 @@ pub struct Arguments {
         long,
         global = true,
         env = "HALITE_CONGESTION",
-        value_parser = congestion(),
+        value_parser = one_of(Congestion::ALL, Congestion::name, Congestion::summary),
         value_name = "BY",
         default_value = "grant"
     )]
@@ -150,23 +150,36 @@ pub enum LogFormat {
     Journald,
 }
 
-/// Parses the name of a network.
+/// Creates the parser of an option with these values, each with a name and a help text.
+fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    values: [T; N],
+    name: fn(T) -> &'static str,
+    help: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let possible = values.map(|value| PossibleValue::new(name(value)).help(help(value)));
+    let find = move |text: String| values.into_iter().find(|value| name(*value) == text);
+    PossibleValuesParser::new(possible).map(move |text| find(text).expect("one of the possible values"))
+}
+
+/// Creates the parser of a network's name.
 pub fn network() -> impl TypedValueParser<Value = Provider> {
-    let names = Provider::ALL.map(|network| PossibleValue::new(network.name()).help(network.summary()));
-    let named = |name: String| Provider::ALL.into_iter().find(|network| network.name() == name);
-    PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
+    one_of(Provider::ALL, Provider::name, Provider::summary)
 }
 
-fn congestion() -> impl TypedValueParser<Value = Congestion> {
-    let names = Congestion::ALL.map(|by| PossibleValue::new(by.name()).help(by.summary()));
-    let named = |name: String| Congestion::ALL.into_iter().find(|by| by.name() == name);
-    PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
-}
-
-pub fn responder() -> impl TypedValueParser<Value = ResponderMode> {
-    let names = ResponderMode::ALL.map(|mode| PossibleValue::new(mode.name()).help(mode.summary()));
-    let named = |name: String| ResponderMode::ALL.into_iter().find(|mode| mode.name() == name);
-    PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
+/// Flag for the state of responders.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Responder {
+    /// End that keeps state for requests over roce: both (stateful), or the requesting one alone (stateless), where both
+    /// nodes permit it
+    #[arg(
+        id = "responder",
+        long = "responder",
+        env = "HALITE_RESPONDER",
+        value_parser = one_of(ResponderMode::ALL, ResponderMode::name, ResponderMode::summary),
+        value_name = "MODE",
+        default_value = "stateful"
+    )]
+    pub mode: ResponderMode,
 }
 
 /// Flags for the networks of a node.
@@ -189,16 +202,9 @@ pub struct Networks {
         value_parser = clap::value_parser!(u32).range(..=64)
     )]
     pub receivers: u32,
-    /// End that keeps state for requests over roce: both (stateful), or the requesting one alone (stateless), where both
-    /// nodes permit it
-    #[arg(
-        long,
-        env = "HALITE_RESPONDER",
-        value_parser = responder(),
-        value_name = "MODE",
-        default_value = "stateful"
-    )]
-    pub responder: ResponderMode,
+    /// Option for responders.
+    #[command(flatten)]
+    pub responder: Responder,
     /// Maximum number of nodes of a cluster in which each node connects to all others when it joins; in a larger
     /// cluster a node connects to node 0, and to another node on first use. Must be equal on all nodes
     #[arg(
@@ -234,8 +240,8 @@ impl Arguments {
 
     /// Returns the variables that are probably misspelt.
     pub fn notes(&self) -> impl Iterator<Item = &UnknownVariable> {
-        let tells = !self.is_internal() && !matches!(self.command, Command::Config(_));
-        self.unknown.iter().filter(move |unknown| tells && unknown.is_misspelt)
+        let is_shown = !self.is_internal() && !matches!(self.command, Command::Config(_));
+        self.unknown.iter().filter(move |unknown| is_shown && unknown.is_misspelt)
     }
 }
 
@@ -248,7 +254,7 @@ impl Networks {
     pub fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--address".to_owned(), self.address.to_string()];
         flags.extend(["--receivers".to_owned(), self.receivers.to_string()]);
-        flags.extend(["--responder".to_owned(), self.responder.name().to_owned()]);
+        flags.extend(["--responder".to_owned(), self.responder.mode.name().to_owned()]);
         flags.extend(["--full-mesh-nodes-max".to_owned(), self.full_mesh_nodes_max.to_string()]);
         flags.extend(["--qos".to_owned(), self.qos.to_string()]);
         flags.extend(
@@ -304,7 +310,7 @@ pub struct Hosts {
 
 impl Hosts {
     /// Returns true if the node joins other hosts without an address for them. `own` is the address for packets.
-    fn is_out_of_reach(&self, own: IpAddr) -> bool {
+    fn lacks_own_address(&self, own: IpAddr) -> bool {
         let is_elsewhere =
             |host: &String| !["127.", "[::1]", "localhost"].iter().any(|here| host.starts_with(here));
         self.listen.is_empty() && own.is_loopback() && self.join.iter().any(is_elsewhere)
@@ -313,7 +319,7 @@ impl Hosts {
 
 /// Checks requirements between flags here, because the parser treats values from the file as absent.
 impl Node {
-    fn lacks(&self) -> Option<&'static str> {
+    fn missing_flag(&self) -> Option<&'static str> {
         let is_spread = !self.hosts.listen.is_empty() || !self.hosts.join.is_empty();
         match (self.id, is_spread, &self.hosts.secret_file) {
             (None, false, _) => {
@@ -322,7 +328,7 @@ impl Node {
             (_, true, None) => {
                 Some("--listen and --join need --secret-file <FILE>: `halite secret new FILE` creates it")
             }
-            (_, true, Some(_)) if self.hosts.is_out_of_reach(self.networks.address) => Some(
+            (_, true, Some(_)) if self.hosts.lacks_own_address(self.networks.address) => Some(
                 "--join needs --listen <IP:PORT>, or --address <IP> for a node that accepts no connections: an address of this host that the others reach",
             ),
             _ => None,
@@ -735,35 +741,36 @@ fn parse_from(
     let command = Arguments::command();
     let settings = Settings::find(&command, words.clone())
         .map_err(|error| Arguments::command().error(ErrorKind::Io, error))?;
-    let told = match &settings {
+    let with_defaults = match &settings {
         Some(settings) => settings.apply(command.clone()),
         None => command.clone(),
     };
-    let by_file = |error: &clap::Error| settings.as_ref().and_then(|settings| settings.blame(error));
-    let by_variable = |error: &clap::Error| match error.kind() {
+    let file_source =
+        |error: &clap::Error| settings.as_ref().and_then(|settings| settings.source_of_error(error));
+    let variable_source = |error: &clap::Error| match error.kind() {
         // The parser's error does not name the variable.
         ErrorKind::InvalidUtf8 => settings::refused_variables(&command, &environment).into_iter().next(),
-        _ => settings::blamed_variable(&command, error, &environment),
+        _ => settings::variable_of_error(&command, error, &environment),
     };
-    let blame = |error: clap::Error| {
+    let add_source = |error: clap::Error| {
         let line = first_line(&error);
-        let said = settings::without_password(&error, &line);
-        match by_file(&error).or_else(|| by_variable(&error)) {
-            Some(blame) => Arguments::command().error(error.kind(), format!("{said}\n  {blame}")),
-            None if said != line => Arguments::command().error(error.kind(), said),
+        let text = settings::without_password(&error, &line);
+        match file_source(&error).or_else(|| variable_source(&error)) {
+            Some(source) => Arguments::command().error(error.kind(), format!("{text}\n  {source}")),
+            None if text != line => Arguments::command().error(error.kind(), text),
             None => error,
         }
     };
-    let matches = told.try_get_matches_from(words).map_err(blame)?;
+    let matches = with_defaults.try_get_matches_from(words).map_err(add_source)?;
     let mut arguments = Arguments::from_arg_matches(&matches)?;
     if let Command::Node(node) = &arguments.command
-        && let Some(lack) = node.lacks()
+        && let Some(missing) = node.missing_flag()
     {
-        return Err(Arguments::command().error(ErrorKind::MissingRequiredArgument, lack));
+        return Err(Arguments::command().error(ErrorKind::MissingRequiredArgument, missing));
     }
     arguments.dir_is_flag = matches.value_source("dir") == Some(ValueSource::CommandLine);
     if let Command::Config(_) = arguments.command {
-        arguments.settings = settings::in_force(&command, &matches, settings.as_ref(), &environment);
+        arguments.settings = settings::effective(&command, &matches, settings.as_ref(), &environment);
         arguments.refused = settings::refused_variables(&command, &environment);
     }
     Ok(arguments)
@@ -773,8 +780,8 @@ fn parse_from(
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
-    let said = lines.join("\n");
-    said.strip_prefix("error: ").unwrap_or(&said).to_owned()
+    let text = lines.join("\n");
+    text.strip_prefix("error: ").unwrap_or(&text).to_owned()
 }
 
 #[cfg(test)]
@@ -787,7 +794,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_does_not_contradict_itself() {
+    fn command_line_definition_is_consistent() {
         Arguments::command().debug_assert();
     }
 
@@ -808,7 +815,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_need_each_other_may_be_in_the_file() {
+    fn required_flags_may_be_in_the_file() {
         let node = |text, line| match with_file(text, line).map(|arguments| arguments.command) {
             Ok(Command::Node(node)) => Ok((node.id, node.hosts.listen.len())),
             Ok(other) => panic!("{other:?}"),
@@ -826,8 +833,8 @@ mod tests {
         let alone = lacks("listen = '127.0.0.1:0'", "halite node --config FILE --id 0");
         assert!(alone.contains("need --secret-file <FILE>"), "{alone}");
         assert!(lacks("", "halite node --config FILE --join x:1").contains("need --secret-file <FILE>"));
-        let deaf = lacks("secret_file = '/s'", "halite node --config FILE --join x:1");
-        assert!(deaf.contains("--join needs --listen <IP:PORT>"), "{deaf}");
+        let no_address = lacks("secret_file = '/s'", "halite node --config FILE --join x:1");
+        assert!(no_address.contains("--join needs --listen <IP:PORT>"), "{no_address}");
         // Nodes that accept no connections, or join only nodes of their own host.
         node("secret_file = '/s'", "halite node --config FILE --join x:1 --address 10.0.0.2").unwrap();
         node("secret_file = '/s'", "halite node --config FILE --join 127.0.0.2:1").unwrap();

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_with_and_without_a_suffix() {
+    fn sizes_have_optional_suffixes() {
         check("0", Ok(0));
         check("4096", Ok(4096));
         check("8B", Ok(8));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_sizes_are_refused_with_the_reason() {
+    fn malformed_sizes_are_refused() {
         for text in ["", "G", "-1", "1 G", "8X", "8iB", "1.5", "1.M", ".5G", "1.2.3M", "8GiBs", "1e3"] {
             check(text, Err(ByteCountError::Malformed));
         }

@@ -17,15 +17,15 @@ use crate::output;
 use crate::transport;
 
 /// Name of node 0 in errors about connections.
-const FIRST: &str = "node 0";
+const NODE_0: &str = "node 0";
 
 /// True if commands do not attach.
 static EMBEDS: OnceLock<bool> = OnceLock::new();
 /// Priority of the command's operations; by default the highest that the principal may have.
 static PRIORITY: OnceLock<Priority> = OnceLock::new();
 
-/// Sets once whether commands join as nodes, as `--embed` says, and the priority of their operations.
-pub fn choose(embeds: bool, priority: Option<Priority>) {
+/// Sets the values of `--embed` and `--priority` once, before the command runs.
+pub fn set_options(embeds: bool, priority: Option<Priority>) {
     EMBEDS.get_or_init(|| embeds);
     priority.map(|priority| PRIORITY.get_or_init(|| priority));
 }
@@ -41,68 +41,69 @@ pub fn with_priority(session: blocking::Session) -> Result<blocking::Session, Qo
 }
 
 /// Attaches to a node of this host in the cluster directory, or joins the cluster as a node if no node accepts sessions.
-pub fn attach(dir: &Path) -> anyhow::Result<Attached> {
+pub fn attach(dir: &Path) -> anyhow::Result<Client> {
     if EMBEDS.get() != Some(&true) && !must_join(dir)? {
         match blocking::Session::attach(dir) {
-            Ok(session) => return Ok(Attached { session: with_priority(session)?, node: None }),
+            Ok(session) => return Ok(Client::attached(session)?),
             // Joining then either reports the same reason or succeeds.
             Err(AttachError::NoNode { .. } | AttachError::Io { .. }) => {}
             Err(refused) => return Err(refused.into()),
         }
     }
-    Client::join(dir).map(Attached::from)
+    Client::join(dir)
 }
 
 /// Returns true if the cluster directory belongs to another user, so that this command can only attach.
-pub fn is_of_another_user(dir: &Path) -> bool {
+pub fn belongs_to_other_user(dir: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     EMBEDS.get() != Some(&true) && std::fs::metadata(dir).is_ok_and(|found| found.uid() != own)
 }
 
 /// Joins the cluster in `dir`, or attaches to a node of another user.
-pub fn enter(dir: &Path) -> anyhow::Result<Attached> {
-    match is_of_another_user(dir) {
+pub fn join_or_attach(dir: &Path) -> anyhow::Result<Client> {
+    match belongs_to_other_user(dir) {
         true => attach(dir),
-        false => Client::join(dir).map(Attached::from),
+        false => Client::join(dir),
     }
 }
 
-/// Joins as [`Client::observe`] does, or attaches to a node of another user.
-pub fn observe(dir: &Path) -> anyhow::Result<Attached> {
-    match is_of_another_user(dir) {
+/// Joins the cluster in `dir` for a command that only reads, or attaches to a node of another user. Joining succeeds
+/// even if node 0 is unreachable.
+pub fn observe(dir: &Path) -> anyhow::Result<Client> {
+    match belongs_to_other_user(dir) {
         true => attach(dir),
-        false => Client::observe(dir).map(Attached::from),
+        false => Client::join_as_observer(dir),
     }
 }
 
-/// Attaches to a node of this host other than `node`, so that the command sees that node's connection to `node`. Enters as
-/// [`enter`] does if no other node of this host accepts sessions.
-pub fn attach_beside(dir: &Path, node: NodeId) -> anyhow::Result<Attached> {
-    match session_of_host(dir, |other| other != node) {
-        Some(session) => Ok(Attached { session: with_priority(session)?, node: None }),
-        None => enter(dir),
+/// Attaches to a node of this host other than `node`, so that the command sees that node's connection to `node`. Calls
+/// [`join_or_attach`] if no other node of this host accepts sessions.
+pub fn attach_to_other(dir: &Path, node: NodeId) -> anyhow::Result<Client> {
+    match attach_where(dir, |other| other != node) {
+        Some(session) => Ok(Client::attached(session)?),
+        None => join_or_attach(dir),
     }
 }
 
 /// Attaches to `node`, if it is a node of this host that accepts sessions.
-pub fn attach_to(dir: &Path, node: NodeId) -> Option<Attached> {
-    let session = session_of_host(dir, |other| other == node)?;
-    with_priority(session).ok().map(|session| Attached { session, node: None })
+pub fn attach_to(dir: &Path, node: NodeId) -> Option<Client> {
+    Client::attached(attach_where(dir, |other| other == node)?).ok()
 }
 
-/// Attaches to the first permanent node of this host that is `fit`. Returns `None` if none accepts a session, if the
-/// cluster directory belongs to another user, and with `--embed`.
-pub fn session_of_host(dir: &Path, fit: impl Fn(NodeId) -> bool) -> Option<blocking::Session> {
+/// Attaches to the first permanent node of this host for which `accept` returns true. Returns `None` if none accepts a
+/// session, if the cluster directory belongs to another user, and with `--embed`.
+pub fn attach_where(dir: &Path, accept: impl Fn(NodeId) -> bool) -> Option<blocking::Session> {
     if EMBEDS.get() == Some(&true) {
         return None;
     }
-    let is_fit = |found: &Presence| found.alive && found.node.0 < EPHEMERAL_NODE_MIN && fit(found.node);
-    let nodes = cluster_dir::nodes(dir).unwrap_or_default().into_iter().filter(is_fit);
+    let is_accepted =
+        |found: &Presence| found.alive && found.node.0 < EPHEMERAL_NODE_MIN && accept(found.node);
+    let nodes = cluster_dir::nodes(dir).unwrap_or_default().into_iter().filter(is_accepted);
     nodes.map(|found| blocking::Session::attach_to(dir, found.node)).find_map(Result::ok)
 }
 
-/// Adds to an error about a node out of reach why a node of this host does not reach it.
-pub fn with_reason(dir: &Path, error: anyhow::Error) -> anyhow::Error {
+/// Adds to an error about an unreachable node the reason that a node of this host knows.
+pub fn add_reason(dir: &Path, error: anyhow::Error) -> anyhow::Error {
     let reason_of = |node| {
         let session = match EMBEDS.get() {
             Some(true) => None,
@@ -110,13 +111,13 @@ pub fn with_reason(dir: &Path, error: anyhow::Error) -> anyhow::Error {
         };
         session?.seen(node)?.reason
     };
-    match error.chain().find_map(node_out_of_reach).and_then(reason_of) {
-        Some(reason) => anyhow!("{} ({reason})", output::reasons(&error)),
+    match error.chain().find_map(unreachable_node).and_then(reason_of) {
+        Some(reason) => anyhow!("{} ({reason})", output::error_chain(&error)),
         None => error,
     }
 }
 
-fn node_out_of_reach(error: &(dyn Error + 'static)) -> Option<NodeId> {
+fn unreachable_node(error: &(dyn Error + 'static)) -> Option<NodeId> {
     let of_access = |cause: &AccessCause| match cause {
         AccessCause::LinkLost(node) | AccessCause::PeerDown(node) => Some(*node),
         _ => None,
@@ -135,19 +136,32 @@ fn node_out_of_reach(error: &(dyn Error + 'static)) -> Option<NodeId> {
 }
 
 /// A session of a node of this host, or of a node that exists for the length of one command.
-pub struct Attached {
+pub struct Client {
     pub session: blocking::Session,
     // Leaves when dropped, after the session.
     node: Option<Node>,
 }
 
-impl From<Client> for Attached {
-    fn from(client: Client) -> Attached {
-        Attached { session: client.session, node: Some(client.node) }
+impl Client {
+    /// Joins the cluster in `dir` as a node.
+    pub fn join(dir: &Path) -> anyhow::Result<Client> {
+        Client::joined(Node::client(config(dir)), dir)
     }
-}
 
-impl Attached {
+    /// Joins the cluster in `dir` as a node that only reads. Succeeds even if node 0 is unreachable.
+    fn join_as_observer(dir: &Path) -> anyhow::Result<Client> {
+        Client::joined(Node::observer(config(dir)), dir)
+    }
+
+    fn joined(node: Result<Node, JoinError>, dir: &Path) -> anyhow::Result<Client> {
+        let node = node.map_err(|error| explain(error, dir))?;
+        Ok(Client { session: with_priority(node.blocking_session())?, node: Some(node) })
+    }
+
+    fn attached(session: blocking::Session) -> Result<Client, QosError> {
+        Ok(Client { session: with_priority(session)?, node: None })
+    }
+
     /// Returns the number of the command's own node, if it has joined as one.
     pub fn own_node(&self) -> Option<NodeId> {
         self.node.as_ref().map(Node::id)
@@ -160,36 +174,11 @@ impl Attached {
     }
 }
 
-/// A node that exists for the length of one command.
-pub struct Client {
-    /// Session of the node.
-    pub session: blocking::Session,
-    // Leaves when dropped, after the session.
-    node: Node,
-}
-
-impl Client {
-    /// Joins the cluster in `dir`.
-    pub fn join(dir: &Path) -> anyhow::Result<Client> {
-        Client::of(Node::client(config(dir)), dir)
-    }
-
-    /// Joins the cluster in `dir` for a command that only reads. Succeeds even if node 0 is unreachable.
-    pub fn observe(dir: &Path) -> anyhow::Result<Client> {
-        Client::of(Node::observer(config(dir)), dir)
-    }
-
-    fn of(node: Result<Node, JoinError>, dir: &Path) -> anyhow::Result<Client> {
-        let node = node.map_err(|error| explain(error, dir))?;
-        Ok(Client { session: with_priority(node.blocking_session())?, node })
-    }
-}
-
 /// Returns the nodes that are alive and contribute memory, in the order of their numbers.
 pub fn memory_nodes(session: &blocking::Session) -> anyhow::Result<Vec<NodeId>> {
     let nodes = session.status().context("cannot list the nodes")?;
-    let gives = nodes.into_iter().filter(|node| node.state.is_there() && node.bytes_total > 0);
-    Ok(gives.map(|node| node.node).collect())
+    let with_memory = nodes.into_iter().filter(|node| node.state.is_there() && node.bytes_total > 0);
+    Ok(with_memory.map(|node| node.node).collect())
 }
 
 fn config(dir: &Path) -> Config {
@@ -218,13 +207,11 @@ pub fn no_cluster(dir: &Path) -> String {
 fn must_join(dir: &Path) -> anyhow::Result<bool> {
     match cluster_dir::nodes(dir) {
         Ok(nodes) => {
-            let lives = |node: &Presence| node.alive;
-            let has_first = nodes.iter().any(|node| node.node == NodeId(0) && node.alive);
             let is_cut_off = match cluster_dir::has_hosts(dir) {
                 true => cluster_dir::has_lost_addresses(dir),
-                false => !has_first,
+                false => !nodes.iter().any(|node| node.node == NodeId(0) && node.alive),
             };
-            Ok(nodes.iter().any(lives) && is_cut_off)
+            Ok(nodes.iter().any(|node| node.alive) && is_cut_off)
         }
         Err(error @ ClusterDirError::Dir(DirError::Foreign { .. })) => Err(error.into()),
         // The directory belongs to another user, whose nodes may still accept sessions.
@@ -246,7 +233,7 @@ fn explain(error: JoinError, dir: &Path) -> anyhow::Error {
         JoinError::NoCluster { .. } => {
             anyhow!(no_cluster(dir))
         }
-        JoinError::Unreachable { ref address, .. } if address == FIRST && cluster_dir::has_hosts(dir) => {
+        JoinError::Unreachable { ref address, .. } if address == NODE_0 && cluster_dir::has_hosts(dir) => {
             anyhow!("{error}; if node 0 has ended, {}", restart_advice(dir))
         }
         other => other.into(),

@@ -22,8 +22,8 @@ pub fn checked_filter(text: &str) -> Result<String, String> {
 }
 
 /// Starts logging with the filter and the format from the command line.
-pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
-    let filter = asked_for(arguments).unwrap_or_else(|| by_default(&arguments.command).to_owned());
+pub fn init(arguments: &Arguments) -> anyhow::Result<()> {
+    let filter = requested_filter(arguments).unwrap_or_else(|| default_filter(&arguments.command).to_owned());
     let filter = EnvFilter::builder()
         .parse(&filter)
         .map_err(|error| UsageError(format!("{filter:?} is not a log filter: {error}")))?;
@@ -47,7 +47,7 @@ pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Returns the filter from the command line, if any. Processes that this command starts use the same filter.
-pub fn asked_for(arguments: &Arguments) -> Option<String> {
+pub fn requested_filter(arguments: &Arguments) -> Option<String> {
     match arguments.verbose {
         0 => arguments.log.clone().filter(|filter| !filter.trim().is_empty()),
         1 => Some("info".to_owned()),
@@ -56,7 +56,7 @@ pub fn asked_for(arguments: &Arguments) -> Option<String> {
     }
 }
 
-fn by_default(command: &Command) -> &'static str {
+fn default_filter(command: &Command) -> &'static str {
     match command {
         // Nodes of `halite up` in the foreground share a terminal, so they log less.
         Command::Node(node) if node.parent.is_none() => "info",

@@ -64,7 +64,7 @@ struct Report<'a> {
 }
 
 pub fn run(args: &FigureArgs) -> anyhow::Result<()> {
-    let figures = chosen(&args.id)?;
+    let figures = find_figures(&args.id)?;
     let own = args.profile.as_deref().map(profile).transpose()?;
     if args.svg.is_some() && figures.len() > 1 {
         return Err(FigureError::OneFile.into());
@@ -96,7 +96,7 @@ fn ids() -> Vec<&'static str> {
     Figure::all().iter().map(|figure| figure.id.as_str()).collect()
 }
 
-fn chosen(id: &str) -> Result<Vec<&'static Figure>, FigureError> {
+fn find_figures(id: &str) -> Result<Vec<&'static Figure>, FigureError> {
     if id == "all" {
         return Ok(Figure::all().iter().collect());
     }

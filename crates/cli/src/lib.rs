@@ -6,10 +6,10 @@ mod addresses;
 mod apps;
 mod args;
 mod bytes;
+mod child;
 mod client;
 mod commands;
 mod control;
-mod coworker;
 mod diagnostics;
 mod doctor;
 mod figure;
@@ -44,17 +44,17 @@ pub use bytes::{ByteCount, ByteCountError};
 /// Runs the program and returns its exit status: 0 for success, 1 for failure, 2 for invalid arguments, 3 for a
 /// degraded cluster or host, 4 for an unfit host.
 pub fn run() -> ExitCode {
-    signals::refuse_large_files();
+    signals::catch_file_size_signal();
     let arguments = args::parse();
     arguments.notes().for_each(|unknown| output::note(&unknown.to_string()));
-    transport::choose(arguments.congestion, arguments.lanes);
-    client::choose(arguments.embed, arguments.priority);
+    transport::set_options(arguments.congestion, arguments.lanes);
+    client::set_options(arguments.embed, arguments.priority);
     let dir = arguments.dir.clone();
-    match diagnostics::start(&arguments).and_then(|()| commands::run(arguments)) {
+    match diagnostics::init(&arguments).and_then(|()| commands::run(arguments)) {
         Ok(status) => status,
         Err(error) => {
             let dir = dir.unwrap_or_else(|| Config::default().dir);
-            output::failure(&client::with_reason(&dir, loss::explain(error)))
+            output::report_failure(&client::add_reason(&dir, loss::explain(error)))
         }
     }
 }

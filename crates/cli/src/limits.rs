@@ -25,11 +25,11 @@ const APPLICATIONS_MIN: u64 = 16;
 pub fn check_descriptors(nodes: u32) -> anyhow::Result<()> {
     // Nodes raise the soft limit themselves.
     let Some(limit) = getrlimit(Resource::Nofile).maximum else { return Ok(()) };
-    let works = nodes_within(limit);
-    if u64::from(nodes) > works {
+    let nodes_max = max_nodes(limit);
+    if u64::from(nodes) > nodes_max {
         bail!(
             "cannot start {nodes} nodes: each would need {} descriptors, and the hard limit here is {limit} \
-             (`ulimit -Hn`); {works} nodes work",
+             (`ulimit -Hn`); {nodes_max} nodes work",
             descriptors_for(nodes.into())
         );
     }
@@ -41,7 +41,7 @@ const DESCRIPTORS_OF_SERVER: u64 = 16;
 
 /// Returns how many of `wanted` clients this process has descriptors for; says so if that is fewer. Fails if there are
 /// none.
-pub fn clients_within(wanted: usize) -> anyhow::Result<usize> {
+pub fn max_clients(wanted: usize) -> anyhow::Result<usize> {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(wanted) };
     let used = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count() as u64);
     let free = limit.saturating_sub(used + DESCRIPTORS_OF_SERVER);
@@ -68,12 +68,12 @@ const DISK_BYTES: u64 = 1 << 20;
 const DISK_FILES: u64 = 100;
 
 /// Describes the memory of a node if it has room for a chunk, but only in pieces that are shorter.
-pub fn in_pieces(status: &NodeStatus) -> Option<String> {
+pub fn fragmentation(status: &NodeStatus) -> Option<String> {
     let held = status.bytes_used + status.bytes_quarantined + status.bytes_refused;
     let free = status.bytes_total.saturating_sub(held);
-    // A node that was not asked has no figures.
-    let is_told = status.state == NodeState::Alive && held + status.bytes_largest > 0;
-    (is_told && free >= PIECE_BYTES && status.bytes_largest < PIECE_BYTES).then(|| {
+    // A node that sent no report has no figures.
+    let has_figures = status.state == NodeState::Alive && held + status.bytes_largest > 0;
+    (has_figures && free >= PIECE_BYTES && status.bytes_largest < PIECE_BYTES).then(|| {
         let (free, largest) = (ByteCount(free), ByteCount(status.bytes_largest));
         format!("node {} has {free} free, in pieces of at most {largest}", status.node)
     })
@@ -116,7 +116,7 @@ fn descriptors_for(nodes: u64) -> u64 {
 }
 
 /// Returns the maximum number of nodes that can run if the hard limit on descriptors is `limit`.
-pub fn nodes_within(limit: u64) -> u64 {
+pub fn max_nodes(limit: u64) -> u64 {
     let peers = limit.saturating_sub(DESCRIPTORS_OWN) / DESCRIPTORS_PER_PEER;
     (peers + 1).saturating_sub(APPLICATIONS_MIN)
 }

@@ -16,7 +16,7 @@ pub struct LossJson {
 impl LossJson {
     /// Creates the description of a loss that happened `age` ago.
     pub fn new(cause: LossCause, age: Duration) -> LossJson {
-        let at = moment(age).to_rfc3339_opts(SecondsFormat::Secs, false);
+        let at = time_before_now(age).to_rfc3339_opts(SecondsFormat::Secs, false);
         LossJson { cause: name(cause), at }
     }
 }
@@ -31,8 +31,8 @@ fn name(cause: LossCause) -> &'static str {
 }
 
 /// Formats the cause and time of a node's loss, for a table.
-pub fn in_short(cause: LossCause, age: Duration) -> String {
-    let when = when(moment(age), Local::now());
+pub fn describe_briefly(cause: LossCause, age: Duration) -> String {
+    let when = format_time(time_before_now(age), Local::now());
     match cause {
         LossCause::Left => format!("left {when}"),
         LossCause::Exited => format!("exited {when}"),
@@ -41,10 +41,10 @@ pub fn in_short(cause: LossCause, age: Duration) -> String {
     }
 }
 
-/// Formats how a region was lost: its node, and the cause of that node's loss. If no node has seen its process end,
-/// another process with its number or `halite forget` has shown that it is over.
-pub fn in_words(lost: &Lost) -> String {
-    let short = in_short(lost.cause, lost.age);
+/// Formats how a region was lost: its node, and the cause of that node's loss. An unreachable node counts as lost only
+/// after a restart under its number, or after `halite forget`.
+pub fn describe(lost: &Lost) -> String {
+    let short = describe_briefly(lost.cause, lost.age);
     let end = if lost.cause == LossCause::Unreachable { ", then restarted or forgotten" } else { "" };
     format!("lost with node {} ({short}{end})", lost.node)
 }
@@ -53,7 +53,7 @@ pub fn in_words(lost: &Lost) -> String {
 pub fn explain(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<RegionError>() {
         Some(RegionError { operation, object, cause: RegionCause::Lost(lost) }) => {
-            anyhow::anyhow!("cannot {operation} {object}: {}", in_words(lost))
+            anyhow::anyhow!("cannot {operation} {object}: {}", describe(lost))
         }
         _ => error,
     }
@@ -61,13 +61,13 @@ pub fn explain(error: anyhow::Error) -> anyhow::Error {
 
 /// Returns the local time `age` ago. Nodes report ages because their clocks differ. An age beyond the calendar gives
 /// the calendar's start.
-fn moment(age: Duration) -> DateTime<Local> {
+fn time_before_now(age: Duration) -> DateTime<Local> {
     let age = chrono::TimeDelta::from_std(age).unwrap_or(chrono::TimeDelta::MAX);
     Local::now().checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH.into())
 }
 
 /// Formats the time of day, with the date unless that is today.
-fn when(moment: DateTime<Local>, now: DateTime<Local>) -> String {
+fn format_time(moment: DateTime<Local>, now: DateTime<Local>) -> String {
     let is_today = moment.date_naive() == now.date_naive();
     moment.format(if is_today { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" }).to_string()
 }

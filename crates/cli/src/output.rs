@@ -50,7 +50,7 @@ pub fn note(text: &str) {
 }
 
 /// Formats an error and its causes. Omits a cause if the preceding text already ends with the text of this cause.
-pub fn reasons(error: &anyhow::Error) -> String {
+pub fn error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for reason in error.chain().map(ToString::to_string) {
         if text.is_empty() {
@@ -63,7 +63,7 @@ pub fn reasons(error: &anyhow::Error) -> String {
 }
 
 /// Prints the error and returns its exit status.
-pub fn failure(error: &anyhow::Error) -> ExitCode {
+pub fn report_failure(error: &anyhow::Error) -> ExitCode {
     // A reader that has closed standard output (`halite ls | head -1`) is not an error.
     let is_closed = |cause: &(dyn std::error::Error + 'static)| match cause
         .downcast_ref::<io::Error>()
@@ -73,7 +73,7 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
         None => false,
     };
     if !error.chain().any(is_closed) {
-        note(&reasons(error));
+        note(&error_chain(error));
     }
     if error.is::<UsageError>() {
         return ExitCode::from(2);

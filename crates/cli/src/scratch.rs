@@ -9,14 +9,14 @@ use anyhow::Context;
 use halite::cluster_dir;
 use rustix::process::{Pid, getpid, test_kill_process};
 
-use crate::coworker;
-use crate::signals::{Ending, Woken};
+use crate::child;
+use crate::signals::{SignalWaiter, Wake};
 use crate::threads;
 
 /// Prefix of the directories' names; a pid and a random number follow.
 const PREFIX: &str = "halite-perf-";
 /// Maximum number of attempts to remove a directory, while new files appear in it.
-const ATTEMPTS: u32 = 100;
+const REMOVE_ATTEMPTS_MAX: u32 = 100;
 
 /// A directory that only this user can enter. Dropping it removes the directory.
 #[derive(Debug)]
@@ -24,19 +24,19 @@ pub struct Scratch(PathBuf);
 
 impl Scratch {
     /// Creates a directory. Also starts a thread that waits for a signal to end this process; the thread then kills the
-    /// coworkers, removes the directory and ends the process.
+    /// child processes, removes the directory and ends the process.
     pub fn create() -> anyhow::Result<Scratch> {
-        let scratch = Scratch::create_unguarded()?;
-        let mut ending = Ending::listen().context("cannot listen for signals")?;
+        let scratch = Scratch::create_without_signal_handler()?;
+        let mut signals = SignalWaiter::listen().context("cannot listen for signals")?;
         let path = scratch.0.clone();
         threads::spawn("halite-scratch", move || {
             let signal = loop {
-                if let Woken::Asked(signal) = ending.wait() {
+                if let Wake::Signal(signal) = signals.wait() {
                     break signal;
                 }
             };
-            // Coworkers that are joining would create the directory again.
-            coworker::kill_all();
+            // Child processes that are joining would create the directory again.
+            child::kill_all();
             remove(&path);
             std::process::exit(128 + signal.as_raw());
         })?;
@@ -44,8 +44,8 @@ impl Scratch {
     }
 
     /// Creates a directory, for a command that handles signals itself.
-    pub fn create_unguarded() -> anyhow::Result<Scratch> {
-        remove_residue();
+    pub fn create_without_signal_handler() -> anyhow::Result<Scratch> {
+        remove_stale();
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
             .map_err(io::Error::from)
@@ -72,13 +72,13 @@ impl Drop for Scratch {
 /// Removes a directory, even while a node of this process is joining there.
 fn remove(path: &Path) {
     // A leftover among the temporary files must not fail a measurement.
-    let _ = (0..ATTEMPTS).find(|_| match std::fs::remove_dir_all(path) {
+    let _ = (0..REMOVE_ATTEMPTS_MAX).find(|_| match std::fs::remove_dir_all(path) {
         Err(error) => error.kind() != ErrorKind::DirectoryNotEmpty,
         Ok(()) => true,
     });
 }
 
-/// Removes the directories of this process, which is about to end.
+/// Removes the directories of this process before it exits.
 pub fn remove_own() {
     for (entry, _) in directories().filter(|(_, pid)| *pid == getpid()) {
         remove(&entry.path());
@@ -89,13 +89,13 @@ pub fn remove_own() {
 fn directories() -> impl Iterator<Item = (DirEntry, Pid)> {
     let entries = std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
     entries.filter_map(|entry| {
-        let pid = entry.file_name().to_str().and_then(owner)?;
+        let pid = entry.file_name().to_str().and_then(owner_pid)?;
         Some((entry, pid))
     })
 }
 
 /// Removes the directories of runs that were killed.
-fn remove_residue() {
+fn remove_stale() {
     for (entry, pid) in directories() {
         let is_dead = !exists(pid);
         // The pid may be from another pid namespace, but a held lock shows that the owner lives.
@@ -109,7 +109,7 @@ fn remove_residue() {
 }
 
 /// Returns the pid in the name of a directory.
-fn owner(name: &str) -> Option<Pid> {
+fn owner_pid(name: &str) -> Option<Pid> {
     let (pid, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
     pid.parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)
 }

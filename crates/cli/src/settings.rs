@@ -56,7 +56,7 @@ pub enum SettingsError {
         source: Box<toml::de::Error>,
     },
     /// No flag has this key.
-    #[error("configuration file {} has the unknown key {key:?}{}", path.display(), hint(nearest, known))]
+    #[error("configuration file {} has the unknown key {key:?}{}", path.display(), key_suggestion(nearest, known))]
     UnknownKey {
         /// Path of the file.
         path: PathBuf,
@@ -91,7 +91,7 @@ pub enum SettingsError {
     },
 }
 
-fn hint(nearest: &Option<String>, known: &[String]) -> String {
+fn key_suggestion(nearest: &Option<String>, known: &[String]) -> String {
     match nearest {
         Some(nearest) => format!("; did you mean {nearest:?}?"),
         None => format!("; keys are {}", known.join(", ")),
@@ -175,10 +175,12 @@ impl Settings {
     }
 
     /// If `error` is about a value that this file gave, returns a text that names the file and the key.
-    pub fn blame(&self, error: &clap::Error) -> Option<String> {
+    pub fn source_of_error(&self, error: &clap::Error) -> Option<String> {
         let (flag, value) = subject_of(error)?;
-        let (key, _) =
-            self.values.iter().find(|(key, said)| key.replace('_', "-").ends_with(flag) && *said == value)?;
+        let (key, _) = self
+            .values
+            .iter()
+            .find(|(key, given)| key.replace('_', "-").ends_with(flag) && *given == value)?;
         Some(format!("{} says {key} = {:?}", self.path.display(), shown(value)))
     }
 }
@@ -214,35 +216,35 @@ fn subject_of(error: &clap::Error) -> Option<(&str, &str)> {
     Some((argument.strip_prefix("--")?.split(' ').next()?, value))
 }
 
-/// Returns `said`, the text of `error`, but hides an address in it that may contain a password.
-pub fn without_password(error: &clap::Error, said: &str) -> String {
+/// Returns `text`, the text of `error`, but hides an address in it that may contain a password.
+pub fn without_password(error: &clap::Error, text: &str) -> String {
     match error.get(ContextKind::InvalidValue) {
-        Some(ContextValue::String(value)) => said.replacen(value, shown(value), 1),
-        _ => said.to_owned(),
+        Some(ContextValue::String(value)) => text.replacen(value, shown(value), 1),
+        _ => text.to_owned(),
     }
 }
 
 /// If `error` is about a value that an environment variable gave, returns a text that names the variable.
-pub fn blamed_variable(
+pub fn variable_of_error(
     command: &Command,
     error: &clap::Error,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Option<String> {
     let (flag, value) = subject_of(error)?;
-    let of_flag = args(command).into_iter().find(|arg| arg.get_long() == Some(flag))?;
-    let variable = variable_of(&key_of(of_flag)?);
+    let arg = args(command).into_iter().find(|arg| arg.get_long() == Some(flag))?;
+    let variable = variable_of(&key_of(arg)?);
     (environment(&variable)? == value).then(|| format!("set by {variable}"))
 }
 
 /// Returns the reason why no command accepts `value` for `key`; `None` if a command accepts it. `command` must be
 /// built.
 fn refusal(command: &Command, key: &str, value: &str) -> Option<String> {
-    let of_key = args(command).into_iter().filter(|arg| key_of(arg).as_deref() == Some(key));
-    let refusals: Option<Vec<String>> = of_key.map(|arg| refusal_by(arg, value)).collect();
+    let args_of_key = args(command).into_iter().filter(|arg| key_of(arg).as_deref() == Some(key));
+    let refusals: Option<Vec<String>> = args_of_key.map(|arg| refusal_of_arg(arg, value)).collect();
     refusals?.into_iter().next()
 }
 
-fn refusal_by(arg: &Arg, value: &str) -> Option<String> {
+fn refusal_of_arg(arg: &Arg, value: &str) -> Option<String> {
     let name = arg.get_id().as_str().to_owned();
     let mut probe = Arg::new(name.clone())
         .long(name.clone())
@@ -298,7 +300,7 @@ pub struct Setting {
 }
 
 /// Returns all settings with their sources: the command line, the environment, the file or the default.
-pub fn in_force(
+pub fn effective(
     command: &Command,
     matches: &ArgMatches,
     settings: Option<&Settings>,
@@ -311,14 +313,14 @@ pub fn in_force(
         let given = matches
             .try_contains_id(arg.get_id().as_str())
             .is_ok_and(|_| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine));
-        let of_file = settings.and_then(|settings| Some((settings.value_of(arg)?, settings)));
+        let from_file = settings.and_then(|settings| Some((settings.value_of(arg)?, settings)));
         let (value, source) = if given {
             let raw = matches.get_raw(arg.get_id().as_str()).and_then(|mut values| values.next());
             let flag = arg.get_long().unwrap_or(arg.get_id().as_str());
             (raw.map(|value| value.to_string_lossy().into_owned()), format!("--{flag}"))
         } else if let Some(value) = environment(&variable) {
             (Some(value), variable)
-        } else if let Some((value, settings)) = of_file {
+        } else if let Some((value, settings)) = from_file {
             (Some(value.to_owned()), settings.path.display().to_string())
         } else {
             let default = arg.get_default_values().first();
@@ -331,7 +333,7 @@ pub fn in_force(
 
 /// A `HALITE_*` variable in the environment that belongs to no flag.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the environment has the unknown variable {variable}{}", meant(nearest))]
+#[error("the environment has the unknown variable {variable}{}", suggestion(nearest))]
 pub struct UnknownVariable {
     /// Name of the variable.
     pub variable: String,
@@ -341,7 +343,7 @@ pub struct UnknownVariable {
     pub is_misspelt: bool,
 }
 
-fn meant(nearest: &Option<String>) -> String {
+fn suggestion(nearest: &Option<String>) -> String {
     nearest.as_ref().map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"))
 }
 

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quoted_word_reaches_the_shell_unchanged() {
+    fn quoted_words_reach_the_shell_unchanged() {
         for word in ["$(echo no)", "`echo`;&|>*~#!", "it's\n\x1b[2J'\\\u{202e}7ä\u{9b}1", "\x01\t\r\x7f"] {
             let quoted = quoted(word);
             assert!(

@@ -1,8 +1,8 @@
 //! Signals that end this program, and processes that end with their parent.
 //!
 //! A command has three ways to react to a signal: it checks [`Interrupt`] between its steps so that it can undo them,
-//! it starts a [`Listener`] that reacts while the command waits, or it sleeps in [`Ending::wait`]. A child ties itself
-//! to its parent with [`die_with`].
+//! it starts a [`Listener`] that reacts while the command waits, or it sleeps in [`SignalWaiter::wait`]. A child ties
+//! itself to its parent with [`die_with`].
 
 use std::io;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::threads;
 
 /// The signals that request an orderly end.
-const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+const TERMINATION_SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
 /// Time within which several signals count as one request. For example, `timeout` signals the process and then its
 /// process group.
-const ONE_REQUEST: Duration = Duration::from_millis(200);
+const REQUEST_WINDOW: Duration = Duration::from_millis(200);
 
 /// State that distinguishes a second request from the first.
 #[derive(Default, Debug)]
@@ -31,12 +31,12 @@ struct Requests {
 
 impl Requests {
     /// Returns the state after the first request, which has just arrived.
-    fn begun() -> Requests {
+    fn after_first() -> Requests {
         Requests { first: Some(Instant::now()) }
     }
 
     /// Ends the process at the second request.
-    fn end_at_second(mut self, mut signals: Signals) {
+    fn exit_at_second(mut self, mut signals: Signals) {
         if let Some(signal) = signals.forever().find(|_| self.is_second(Instant::now())) {
             std::process::exit(128 + signal);
         }
@@ -45,7 +45,7 @@ impl Requests {
     /// Returns true if a signal at `now` is a second request.
     fn is_second(&mut self, now: Instant) -> bool {
         let first = *self.first.get_or_insert(now);
-        now.saturating_duration_since(first) >= ONE_REQUEST
+        now.saturating_duration_since(first) >= REQUEST_WINDOW
     }
 }
 
@@ -55,17 +55,17 @@ pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     pub fn listen() -> io::Result<Interrupt> {
-        let asked = Arc::new(AtomicBool::new(false));
-        for signal in ENDING {
-            signal_hook::flag::register(signal, asked.clone())?;
+        let requested = Arc::new(AtomicBool::new(false));
+        for signal in TERMINATION_SIGNALS {
+            signal_hook::flag::register(signal, requested.clone())?;
         }
-        let signals = Signals::new(ENDING)?;
-        let listen = move || Requests::default().end_at_second(signals);
+        let signals = Signals::new(TERMINATION_SIGNALS)?;
+        let listen = move || Requests::default().exit_at_second(signals);
         threads::spawn("halite-signals", listen)?;
-        Ok(Interrupt(asked))
+        Ok(Interrupt(requested))
     }
 
-    pub fn is_asked(&self) -> bool {
+    pub fn is_requested(&self) -> bool {
         // Relaxed: the flag orders no other memory.
         self.0.load(Ordering::Relaxed)
     }
@@ -74,24 +74,25 @@ impl Interrupt {
 /// Makes a second signal end the process at once, until this is dropped. Uses signal handlers, because a thread would
 /// take 64 MiB of address space.
 #[derive(Debug)]
-pub struct EndsAtOnce(Vec<SigId>);
+pub struct ExitOnSecondSignal(Vec<SigId>);
 
-impl EndsAtOnce {
-    pub fn listen() -> io::Result<EndsAtOnce> {
-        let asked = Arc::new(AtomicBool::new(false));
-        let mut listening = EndsAtOnce(Vec::new());
-        for signal in ENDING {
+impl ExitOnSecondSignal {
+    pub fn listen() -> io::Result<ExitOnSecondSignal> {
+        let requested = Arc::new(AtomicBool::new(false));
+        let mut handlers = ExitOnSecondSignal(Vec::new());
+        for signal in TERMINATION_SIGNALS {
             // The order matters: at the first signal, the shutdown finds the flag unset before it is set; at the
             // second, it finds it set.
-            let ends = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())?;
-            listening.0.push(ends);
-            listening.0.push(signal_hook::flag::register(signal, asked.clone())?);
+            let id =
+                signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, requested.clone())?;
+            handlers.0.push(id);
+            handlers.0.push(signal_hook::flag::register(signal, requested.clone())?);
         }
-        Ok(listening)
+        Ok(handlers)
     }
 }
 
-impl Drop for EndsAtOnce {
+impl Drop for ExitOnSecondSignal {
     fn drop(&mut self) {
         for id in self.0.drain(..) {
             signal_hook::low_level::unregister(id);
@@ -100,9 +101,9 @@ impl Drop for EndsAtOnce {
 }
 
 /// Makes the next signal end the process at once. The caller has already handled a first signal.
-pub fn end_if_asked_again() -> io::Result<()> {
-    let signals = Signals::new(ENDING)?;
-    let listen = move || Requests::begun().end_at_second(signals);
+pub fn exit_on_next_signal() -> io::Result<()> {
+    let signals = Signals::new(TERMINATION_SIGNALS)?;
+    let listen = move || Requests::after_first().exit_at_second(signals);
     threads::spawn("halite-signals", listen)?;
     Ok(())
 }
@@ -124,8 +125,8 @@ impl Interrupted {
     }
 }
 
-/// Makes writes beyond the limit of file sizes (`ulimit -f`) fail with an error.
-pub fn refuse_large_files() {
+/// Catches SIGXFSZ, so that writes beyond the limit of file sizes (`ulimit -f`) fail with an error.
+pub fn catch_file_size_signal() {
     // Without a handler, SIGXFSZ ends the process without a message.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
@@ -141,14 +142,14 @@ impl Listener {
         first: impl FnOnce(i32) + Send + 'static,
         second: impl FnOnce() + Send + 'static,
     ) -> io::Result<Listener> {
-        let heard = Arc::new(AtomicI32::new(0));
-        let hears = heard.clone();
-        let mut signals = Signals::new(ENDING)?;
+        let first_signal = Arc::new(AtomicI32::new(0));
+        let stored = first_signal.clone();
+        let mut signals = Signals::new(TERMINATION_SIGNALS)?;
         let listen = move || {
             let (mut signals, mut requests) = (signals.forever(), Requests::default());
             if let Some(signal) = signals.next() {
                 requests.is_second(Instant::now());
-                hears.store(signal, Ordering::Relaxed);
+                stored.store(signal, Ordering::Relaxed);
                 first(signal);
             }
             if let Some(signal) = signals.find(|_| requests.is_second(Instant::now())) {
@@ -157,11 +158,11 @@ impl Listener {
             }
         };
         threads::spawn("halite-signals", listen)?;
-        Ok(Listener(heard))
+        Ok(Listener(first_signal))
     }
 
     /// Returns the first signal, if one has arrived.
-    pub fn heard(&self) -> Option<i32> {
+    pub fn first_signal(&self) -> Option<i32> {
         // Relaxed: the number orders no other memory.
         Some(self.0.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
@@ -169,16 +170,16 @@ impl Listener {
 
 /// The reason why a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Woken {
+pub enum Wake {
     /// A signal asked this process to end.
-    Asked(Signal),
+    Signal(Signal),
     /// A child of this process changed its state.
     Child,
     /// A [`Waker`] ended the wait.
     Closed,
 }
 
-/// Ends the waits of an [`Ending`], the current one and later ones.
+/// Ends the waits of a [`SignalWaiter`], the current one and later ones.
 #[derive(Clone, Debug)]
 pub struct Waker(Handle);
 
@@ -190,14 +191,14 @@ impl Waker {
 
 /// Waits until a signal requests the end of this process, a child changes its state, or a [`Waker`] is used.
 #[derive(Debug)]
-pub struct Ending(Signals);
+pub struct SignalWaiter(Signals);
 
-impl Ending {
+impl SignalWaiter {
     /// Starts to receive signals. From now on, no signal is lost, even if no thread waits yet.
-    pub fn listen() -> io::Result<Ending> {
-        let mut signals = ENDING.to_vec();
+    pub fn listen() -> io::Result<SignalWaiter> {
+        let mut signals = TERMINATION_SIGNALS.to_vec();
         signals.push(SIGCHLD);
-        Signals::new(signals).map(Ending)
+        Signals::new(signals).map(SignalWaiter)
     }
 
     /// Returns a handle that ends the waits from another thread.
@@ -206,19 +207,19 @@ impl Ending {
     }
 
     /// Sleeps until a signal, a child or a [`Waker`] ends the wait; returns which of them did.
-    pub fn wait(&mut self) -> Woken {
+    pub fn wait(&mut self) -> Wake {
         loop {
             // All pending signals are taken, because the next wait would not return for the remaining ones.
             let signals: Vec<i32> = self.0.wait().collect();
-            let asked = signals.iter().find(|signal| **signal != SIGCHLD);
-            if let Some(signal) = asked.and_then(|signal| Signal::from_named_raw(*signal)) {
-                return Woken::Asked(signal);
+            let requested = signals.iter().find(|signal| **signal != SIGCHLD);
+            if let Some(signal) = requested.and_then(|signal| Signal::from_named_raw(*signal)) {
+                return Wake::Signal(signal);
             }
             if self.0.is_closed() {
-                return Woken::Closed;
+                return Wake::Closed;
             }
             if !signals.is_empty() {
-                return Woken::Child;
+                return Wake::Child;
             }
         }
     }
@@ -226,7 +227,7 @@ impl Ending {
 
 /// The reason why this process could not be tied to its parent.
 #[derive(Debug, thiserror::Error)]
-pub enum TetherError {
+pub enum ParentDeathError {
     /// The parent died before this process had set its parent-death signal, so the kernel would not send that signal.
     #[error("process {parent}, which started this process, has ended")]
     Orphaned {
@@ -244,12 +245,12 @@ pub enum TetherError {
 }
 
 /// Makes the kernel kill this process when its parent dies.
-pub fn die_with(parent: u32) -> Result<(), TetherError> {
-    let refused = |error: rustix::io::Errno| TetherError::Refused { parent, source: error.into() };
+pub fn die_with(parent: u32) -> Result<(), ParentDeathError> {
+    let refused = |error: rustix::io::Errno| ParentDeathError::Refused { parent, source: error.into() };
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(refused)?;
     // A parent that died before the request causes no signal.
     let is_ours = getppid().is_some_and(|pid| Pid::as_raw(Some(pid)) as u32 == parent);
-    if is_ours { Ok(()) } else { Err(TetherError::Orphaned { parent }) }
+    if is_ours { Ok(()) } else { Err(ParentDeathError::Orphaned { parent }) }
 }
 
 #[cfg(test)]
@@ -257,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_that_arrive_together_count_once() {
+    fn simultaneous_signals_count_once() {
         let (mut requests, begin) = (Requests::default(), Instant::now());
         let mut is_second = |after_ms| requests.is_second(begin + Duration::from_millis(after_ms));
         assert_eq!([0, 0, 3, 199, 200, 5000].map(&mut is_second), [false, false, false, false, true, true]);

@@ -62,7 +62,7 @@ impl Sink {
                 if existing.is_some() {
                     rustix::fs::access(path, Access::WRITE_OK).with_context(failed)?;
                 }
-                let unnamed = Unnamed::create(&behind_links(path)).with_context(failed)?;
+                let unnamed = Unnamed::create(&resolve_links(path)).with_context(failed)?;
                 if let Some(existing) = existing {
                     let mode = Permissions::from_mode(existing.mode() & 0o777);
                     unnamed.file.set_permissions(mode).with_context(failed)?;
@@ -86,7 +86,7 @@ impl Sink {
         match self.target {
             Target::Stream(_) => Ok(()),
             Target::File(unnamed) => {
-                unnamed.name().with_context(|| format!("cannot write to {}", self.label))
+                unnamed.publish().with_context(|| format!("cannot write to {}", self.label))
             }
         }
     }
@@ -94,7 +94,7 @@ impl Sink {
 
 /// If `path` is a symbolic link, returns its target, which need not exist. Otherwise returns `path`. So a download
 /// replaces the target, not the link.
-fn behind_links(path: &Path) -> PathBuf {
+fn resolve_links(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     // Same limit as the kernel's for chains of links.
     for _ in 0..40 {
@@ -112,7 +112,7 @@ struct Unnamed {
     dir: OwnedFd,
     name: OsString,
     /// Temporary name, if the file system requires one. Dropping removes the file of that name.
-    provisional: Option<OsString>,
+    temporary: Option<OsString>,
 }
 
 impl Unnamed {
@@ -124,7 +124,7 @@ impl Unnamed {
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
         match rustix::fs::openat(&dir, ".", flags, MODE) {
             Ok(file) if can_be_named(&file) => {
-                Ok(Unnamed { file: File::from(file), dir, name, provisional: None })
+                Ok(Unnamed { file: File::from(file), dir, name, temporary: None })
             }
             // The file system does not support unnamed files, or /proc is not mounted.
             Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
@@ -135,27 +135,27 @@ impl Unnamed {
     }
 
     fn create_named(dir: OwnedFd, name: OsString) -> io::Result<Unnamed> {
-        let provisional = provisional_name()?;
+        let temporary = temporary_name()?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::openat(&dir, &provisional, flags, MODE)?);
-        Ok(Unnamed { file, dir, name, provisional: Some(provisional) })
+        let file = File::from(rustix::fs::openat(&dir, &temporary, flags, MODE)?);
+        Ok(Unnamed { file, dir, name, temporary: Some(temporary) })
     }
 
     /// Gives the file its name, atomically replacing a file that has it.
-    fn name(mut self) -> io::Result<()> {
-        if self.provisional.is_none() {
+    fn publish(mut self) -> io::Result<()> {
+        if self.temporary.is_none() {
             match self.link(&self.name) {
                 Err(Errno::EXIST) => {}
                 linked => return Ok(linked?),
             }
             // A link cannot replace a file, and a rename needs a first name.
-            let provisional = provisional_name()?;
-            self.link(&provisional)?;
-            self.provisional = Some(provisional);
+            let temporary = temporary_name()?;
+            self.link(&temporary)?;
+            self.temporary = Some(temporary);
         }
-        let provisional = self.provisional.as_ref().expect("it has been given one");
-        rustix::fs::renameat(&self.dir, provisional, &self.dir, &self.name)?;
-        self.provisional = None;
+        let temporary = self.temporary.as_ref().expect("it has been given one");
+        rustix::fs::renameat(&self.dir, temporary, &self.dir, &self.name)?;
+        self.temporary = None;
         Ok(())
     }
 
@@ -167,9 +167,9 @@ impl Unnamed {
 
 impl Drop for Unnamed {
     fn drop(&mut self) {
-        if let Some(provisional) = &self.provisional {
+        if let Some(temporary) = &self.temporary {
             // Errors cannot be reported in drop.
-            let _ = rustix::fs::unlinkat(&self.dir, provisional, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.dir, temporary, AtFlags::empty());
         }
     }
 }
@@ -178,7 +178,7 @@ impl Drop for Unnamed {
 const MODE: Mode = Mode::from_raw_mode(0o666);
 
 /// Returns a random name, independent of the file's own name, which may already have the maximum length.
-fn provisional_name() -> io::Result<OsString> {
+fn temporary_name() -> io::Result<OsString> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     Ok(format!(".halite-{:016x}.partial", u64::from_ne_bytes(random)).into())
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_gets_its_name_when_it_is_complete() {
+    fn incomplete_file_has_no_name() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, b"old").unwrap();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_temporary_name_is_removed() {
+    fn temporary_name_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let create = || {
             let dir = File::open(&dir).unwrap().into();
@@ -226,7 +226,7 @@ mod tests {
         assert!(entries(dir.path()).is_empty());
         let unnamed = create();
         (&unnamed.file).write_all(b"new").unwrap();
-        unnamed.name().unwrap();
+        unnamed.publish().unwrap();
         assert_eq!(entries(dir.path()), ["file"]);
         assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"new");
     }

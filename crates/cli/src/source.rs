@@ -21,17 +21,17 @@ const PIECE_BYTES_MAX: usize = 16 << 20;
 
 /// Durations of a piece after which the next one is longer: a shorter one gains nothing, and a longer one would delay an
 /// interrupt.
-const WORTHWHILE: Range<Duration> = Duration::from_millis(4)..Duration::from_secs(2);
+const GROW_RANGE: Range<Duration> = Duration::from_millis(4)..Duration::from_secs(2);
 
 /// Doubles the buffer of a transfer if a whole piece took long, because each piece waits for a round trip at its end.
-pub fn adapt(buffer: &mut Vec<u8>, piece_len: usize, took: Duration) {
-    if piece_len == buffer.len() && WORTHWHILE.contains(&took) {
+pub fn grow_buffer(buffer: &mut Vec<u8>, piece_len: usize, took: Duration) {
+    if piece_len == buffer.len() && GROW_RANGE.contains(&took) {
         buffer.resize((2 * piece_len).min(PIECE_BYTES_MAX), 0);
     }
 }
 
 /// Interval between checks for an interrupt while there is no input.
-const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// A source of bytes, read once from first to last.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Source {
     pub fn read(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<usize> {
         let mut filled = 0;
         while filled < piece.len() {
-            self.await_bytes(interrupt)?;
+            self.wait_readable(interrupt)?;
             match self.file.read(&mut piece[filled..]) {
                 Ok(0) => break,
                 Ok(count) => filled += count,
@@ -109,12 +109,12 @@ impl Source {
     }
 
     /// Waits for input in short intervals, since a pipe may stay empty for hours.
-    fn await_bytes(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
+    fn wait_readable(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
         loop {
-            if interrupt.is_asked() {
+            if interrupt.is_requested() {
                 bail!("interrupted");
             }
-            match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&LOOK_AGAIN)) {
+            match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&POLL_INTERVAL)) {
                 Ok(0) | Err(Errno::INTR) => {}
                 // Files that cannot be polled can be read at once.
                 _ => return Ok(()),

@@ -13,7 +13,7 @@ use crate::threads::{self, Refused};
 /// Calls `during` and returns its result. Notifies the supervisor before the call that the node is ready, during the
 /// call at the watchdog's interval that the node is alive, and after the call that the node is stopping. Fails before
 /// the call if the system refuses a thread.
-pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> Result<R, Refused> {
+pub fn run_supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> Result<R, Refused> {
     let (end, ended) = channel::<()>();
     let result = std::thread::scope(|scope| {
         if let Some(interval) = interval(sd_notify::watchdog_enabled()) {
@@ -36,8 +36,8 @@ pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> R
 }
 
 /// Returns the interval of messages: half the watchdog's timeout.
-fn interval(patience: Option<Duration>) -> Option<Duration> {
-    patience.filter(|patience| !patience.is_zero()).map(|patience| patience / 2)
+fn interval(timeout: Option<Duration>) -> Option<Duration> {
+    timeout.filter(|timeout| !timeout.is_zero()).map(|timeout| timeout / 2)
 }
 
 fn notify_all(states: &[NotifyState<'_>]) {

@@ -136,19 +136,3 @@ impl fmt::Display for Table {
         f.write_str(&text)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_cannot_steer_the_terminal() {
-        let mut table = Table::new(&[("name", Align::Left)]);
-        let headed = Table::new(&[("\n\u{1b}", Align::Left)]);
-        assert_eq!(headed.to_string(), "\\n\\u{1b}\n");
-        table.row(vec!["red\u{1b}[31m\nrow".into()]);
-        assert_eq!(table.len(), 1);
-        assert_eq!(table.to_string(), "name\nred\\u{1b}[31m\\nrow\n");
-        assert_eq!(printable("gpj.\u{202e}exe\u{200b}\u{feff} é"), "gpj.\\u{202e}exe\\u{200b}\\u{feff} é");
-    }
-}

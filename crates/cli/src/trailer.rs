@@ -84,15 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trailer_is_read_as_it_was_written() {
-        for len in [0, 5, u64::MAX - 32] {
-            let trailer = Trailer { len, checksum: 0x0123_4567_89ab_cdef };
-            assert_eq!(Trailer::parse(&trailer.to_bytes(), len + 32), Ok(Some(trailer)));
-        }
-    }
-
-    #[test]
-    fn the_layout_never_changes() {
+    fn layout_is_stable() {
         let bytes = Trailer { len: 0x0102, checksum: 0x0304 }.to_bytes();
         let mut expected = *b"halite\r\n\x01\0\0\0\x01\0\0\0........";
         expected[16..].copy_from_slice(&[2, 1, 0, 0, 0, 0, 0, 0]);
@@ -101,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_trailer_is_never_taken_for_a_good_one() {
+    fn damaged_trailers_are_refused() {
         let good = Trailer { len: 100, checksum: 7 }.to_bytes();
         assert_eq!(Trailer::parse(&good, 133), Err(TrailerError::Length { claimed: 100, present: 101 }));
         assert_eq!(Trailer::parse(&good, 0), Err(TrailerError::Length { claimed: 100, present: 0 }));

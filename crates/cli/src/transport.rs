@@ -5,23 +5,23 @@ use std::sync::OnceLock;
 use halite::{Config, Congestion};
 
 /// The values of `--congestion` and `--lanes`.
-static CHOSEN: OnceLock<(Congestion, u32)> = OnceLock::new();
+static OPTIONS: OnceLock<(Congestion, u32)> = OnceLock::new();
 
-/// Sets the values once, before the first node or process starts.
-pub fn choose(congestion: Congestion, lanes: u32) {
-    CHOSEN.get_or_init(|| (congestion, lanes));
+/// Sets the options once, before the first node or process starts.
+pub fn set_options(congestion: Congestion, lanes: u32) {
+    OPTIONS.get_or_init(|| (congestion, lanes));
 }
 
-/// Returns the default configuration of a node, but with the chosen values.
+/// Returns the default configuration of a node, but with the options of this command.
 pub fn config() -> Config {
     let default = Config::default();
-    match CHOSEN.get() {
+    match OPTIONS.get() {
         Some((congestion, lanes)) => Config { congestion: *congestion, lanes: *lanes as usize, ..default },
         None => default,
     }
 }
 
-/// Returns the flags by which a process of this program chooses the same values.
+/// Returns the flags that give another process of the command the same options.
 pub fn flags() -> [String; 4] {
     let Config { congestion, lanes, .. } = config();
     ["--congestion".to_owned(), congestion.name().to_owned(), "--lanes".to_owned(), lanes.to_string()]

@@ -73,33 +73,50 @@ impl<'a> Publisher<'a> {
     }
 }
 
-/// A posted read of a section.
-pub(super) struct PendingRead<'a> {
-    session: &'a Session,
-    /// `None` for an empty section.
-    posted: Option<(Lh, Posted<Vec<u8>>)>,
+/// Reads sections of several workers at the same time, and passes the bytes of each to `receive`, in order. Returns the
+/// first worker whose section cannot be read, and the reason; `None` if all were read.
+pub(super) async fn read_sections<'s>(
+    session: &Session,
+    sections: impl Iterator<Item = (u32, &'s Section)>,
+    mut receive: impl FnMut(Vec<u8>) -> Result<(), Error>,
+) -> Result<Option<(u32, String)>, Error> {
+    let mut reads = Vec::new();
+    for (owner, section) in sections {
+        reads.push((owner, post_read(session, section).await));
+    }
+    for (owner, read) in reads {
+        let bytes = match read {
+            Ok(read) => finish_read(session, read).await,
+            Err(error) => Err(error),
+        };
+        match bytes {
+            Ok(bytes) => receive(bytes)?,
+            Err(error) => {
+                return Ok(Some((owner, format!("cannot read the results of worker {owner}: {error}"))));
+            }
+        }
+    }
+    Ok(None)
 }
 
-impl<'a> PendingRead<'a> {
-    /// Posts the read of a section.
-    pub(super) async fn post(session: &'a Session, section: &Section) -> Result<PendingRead<'a>, Error> {
-        if section.len == 0 {
-            return Ok(PendingRead { session, posted: None });
-        }
-        let lh = session.map(&section.region, Permissions::READ).await?;
-        let posted = session.post_read(lh, section.offset, vec![0; section.len as usize]);
-        Ok(PendingRead { session, posted: Some((lh, posted)) })
-    }
+/// A posted read of a section; `None` for an empty section.
+type PendingRead = Option<(Lh, Posted<Vec<u8>>)>;
 
-    /// Waits for the read; returns the bytes of the section.
-    pub(super) async fn wait(self) -> Result<Vec<u8>, Error> {
-        let Some((lh, posted)) = self.posted else { return Ok(Vec::new()) };
-        let (bytes, outcome) = posted.await;
-        let unmapped = self.session.unmap(lh).await;
-        outcome?;
-        unmapped?;
-        Ok(bytes)
+async fn post_read(session: &Session, section: &Section) -> Result<PendingRead, Error> {
+    if section.len == 0 {
+        return Ok(None);
     }
+    let lh = session.map(&section.region, Permissions::READ).await?;
+    Ok(Some((lh, session.post_read(lh, section.offset, vec![0; section.len as usize]))))
+}
+
+async fn finish_read(session: &Session, read: PendingRead) -> Result<Vec<u8>, Error> {
+    let Some((lh, posted)) = read else { return Ok(Vec::new()) };
+    let (bytes, outcome) = posted.await;
+    let unmapped = session.unmap(lh).await;
+    outcome?;
+    unmapped?;
+    Ok(bytes)
 }
 
 /// Encodes a table as a buffer for each of `parts` parts.

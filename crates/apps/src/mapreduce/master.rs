@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::Clock;
 use super::desk::{Desk, Order};
 use super::error::Error;
-use super::exchange::PendingRead;
+use super::exchange::read_sections;
 use super::input::{self, Source};
 use super::job::Job;
 use super::plan::{MASTERS_WORKER, Plan, Run};
@@ -187,24 +187,15 @@ impl<J: Job, P: FnMut(Progress)> RunState<'_, J, P> {
 
     /// Reads and merges the sorted runs. Returns `None` if one was lost.
     async fn merge(&mut self, runs: &[Run]) -> Result<Option<Outcome<J::Record>>, Error> {
-        let mut reads = Vec::with_capacity(runs.len());
-        for run in runs {
-            reads.push((run.worker, PendingRead::post(self.master.session, &run.section).await));
-        }
         let mut sorted = Vec::new();
-        for (worker, read) in reads {
-            let read = match read {
-                Ok(read) => read.wait().await,
-                Err(error) => Err(error),
-            };
-            match read {
-                Ok(bytes) => sorted.push(postcard::from_bytes::<Vec<J::Record>>(&bytes)?),
-                Err(error) => {
-                    let reason = format!("cannot read the results of worker {worker}: {error}");
-                    self.plan.handle_loss(worker, reason);
-                    return Ok(None);
-                }
-            }
+        let sections = runs.iter().map(|run| (run.worker, &run.section));
+        let add = |bytes: Vec<u8>| {
+            sorted.push(postcard::from_bytes::<Vec<J::Record>>(&bytes)?);
+            Ok(())
+        };
+        if let Some((worker, reason)) = read_sections(self.master.session, sections, add).await? {
+            self.plan.handle_loss(worker, reason);
+            return Ok(None);
         }
         let records = merge_all(self.job, sorted);
         self.plan.complete();

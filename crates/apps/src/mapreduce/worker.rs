@@ -8,7 +8,7 @@ use halite::Session;
 use super::clock::Clock;
 use super::desk::{Order, Report, Request, request_order};
 use super::error::Error;
-use super::exchange::{Buffer, PendingRead, Publisher, Section, decode, encode};
+use super::exchange::{Buffer, Publisher, Section, decode, encode, read_sections};
 use super::input::{Reader, Split};
 use super::job::{Job, Text};
 use super::table::Table;
@@ -104,23 +104,11 @@ impl<J: Job> WorkerState<'_, J> {
 
     /// Reduces a part. Reads all its sections at the same time.
     async fn reduce(&mut self, part: usize, sections: &[(u32, Section)]) -> Result<Report, Error> {
-        let mut reads = Vec::with_capacity(sections.len());
-        for (owner, section) in sections {
-            reads.push((*owner, PendingRead::post(self.setup.session, section).await));
-        }
         let mut table = Table::default();
-        for (owner, read) in reads {
-            let read = match read {
-                Ok(read) => read.wait().await,
-                Err(error) => Err(error),
-            };
-            match read {
-                Ok(bytes) => decode(self.job, &bytes, &mut table)?,
-                Err(error) => {
-                    let reason = format!("cannot read the results of worker {owner}: {error}");
-                    return Ok(Report::Unread { owner, reason });
-                }
-            }
+        let sections = sections.iter().map(|(owner, section)| (*owner, section));
+        let add = |bytes: Vec<u8>| decode(self.job, &bytes, &mut table);
+        if let Some((owner, reason)) = read_sections(self.setup.session, sections, add).await? {
+            return Ok(Report::Unread { owner, reason });
         }
         let weight = table.iter().map(|(_, value)| self.job.weight(value)).sum();
         let keys = table.len() as u64;

@@ -8,9 +8,9 @@ use clap::Args;
 use halite_apps::dsm::{Access, Dsm, DsmError, Options};
 use serde::{Deserialize, Serialize};
 
-use super::Over;
-use super::crew::Crew;
-use super::worker::{self, Line, Worker, say};
+use super::ClusterArgs;
+use super::pool::WorkerPool;
+use super::worker::{self, Request, Worker, reply};
 use crate::{output, progress};
 
 /// Arguments of `halite run dsm`
@@ -26,7 +26,7 @@ pub struct DsmArgs {
     #[arg(long)]
     name: Option<String>,
     #[command(flatten)]
-    pub(super) over: Over,
+    pub(super) cluster: ClusterArgs,
 }
 
 /// Minimum number of pages: room for the counters of 64 workers, and for the pages of a measured section.
@@ -69,7 +69,7 @@ struct Latencies<T> {
 }
 
 #[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
-struct Spread {
+struct Quantiles {
     samples: usize,
     p50: f64,
     p99: f64,
@@ -79,7 +79,7 @@ struct Spread {
 #[derive(Serialize, Deserialize, Clone, Debug)]
 struct Part {
     /// The latencies; `None` unless this is the first worker, which measures them.
-    latencies: Option<Latencies<Spread>>,
+    latencies: Option<Latencies<Quantiles>>,
     verified: bool,
 }
 
@@ -92,17 +92,17 @@ struct Outcome {
     pages: u32,
     sections: u64,
     seconds: f64,
-    latencies_us: Latencies<Spread>,
+    latencies_us: Latencies<Quantiles>,
     published_us: Latencies<f64>,
     verified: bool,
 }
 
 pub fn run(dir: Option<&Path>, args: &DsmArgs) -> anyhow::Result<()> {
-    let outcome = Crew::start(dir, &args.over)?.play(|crew| play(crew, dir, args))?;
-    if args.over.json {
+    let outcome = WorkerPool::start(dir, &args.cluster)?.run(|pool| coordinate(pool, dir, args))?;
+    if args.cluster.json {
         output::print_json(&outcome)?;
     } else {
-        output::print(&in_words(&outcome))?;
+        output::print(&format_outcome(&outcome))?;
     }
     if !outcome.verified {
         bail!("the result is wrong: a page or a counter has lost an update");
@@ -110,25 +110,25 @@ pub fn run(dir: Option<&Path>, args: &DsmArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn play(crew: &mut Crew, dir: Option<&Path>, args: &DsmArgs) -> anyhow::Result<Outcome> {
-    let name = super::name_of(args.name.as_deref(), "dsm");
-    crew.claim(&name)?;
-    crew.free_when_stopped(&name)?;
-    let workers = crew.len();
+fn coordinate(pool: &mut WorkerPool, dir: Option<&Path>, args: &DsmArgs) -> anyhow::Result<Outcome> {
+    let name = super::run_name(args.name.as_deref(), "dsm");
+    pool.claim(&name)?;
+    pool.free_when_stopped(&name)?;
+    let workers = pool.len();
     for worker in 0..workers {
         let (name, pages) = (name.clone(), args.pages as usize);
         let task = Task { name, worker, workers, pages, rounds: args.rounds };
-        crew.ask::<()>(worker, &Line::Task(worker::Task::Dsm(task)))?;
+        pool.request::<()>(worker, &Request::Task(worker::Task::Dsm(task)))?;
     }
     let begin = Instant::now();
     let spinner = progress::spinner("sharing pages");
-    crew.tell(&Line::Go)?;
-    let parts: Vec<Part> = crew.receive()?;
+    pool.send_all(&Request::Go)?;
+    let parts: Vec<Part> = pool.receive_all()?;
     spinner.finish_and_clear();
     Ok(Outcome {
         app: "dsm",
         nodes: workers,
-        fabric: dir.is_none().then(|| args.over.fabric().name()),
+        fabric: dir.is_none().then(|| args.cluster.fabric().name()),
         pages: args.pages,
         sections: 2 * args.rounds * workers as u64,
         seconds: begin.elapsed().as_secs_f64(),
@@ -138,7 +138,7 @@ fn play(crew: &mut Crew, dir: Option<&Path>, args: &DsmArgs) -> anyhow::Result<O
     })
 }
 
-fn in_words(outcome: &Outcome) -> String {
+fn format_outcome(outcome: &Outcome) -> String {
     let (own, lite) = (&outcome.latencies_us, &outcome.published_us);
     let mut text = format!("{:<24}{:>10}{:>10}{:>18}\n", "latency in us", "p50", "p99", "LITE, published");
     for (what, spread, published) in [
@@ -157,31 +157,28 @@ fn in_words(outcome: &Outcome) -> String {
 }
 
 /// Maximum time that workers wait for each other. The end of a worker ends the run sooner.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
-    say(&())?;
-    match worker.next() {
-        Some(Line::Go) => {}
-        _ => bail!("the parent of this worker has ended"),
-    }
+    reply(&())?;
+    worker.wait_for_go()?;
     let Task { name, worker: me, workers, pages, .. } = task.clone();
-    let dsm = Dsm::open(&worker.session, Options { name, me, workers, pages, patience: PATIENCE })?;
+    let dsm = Dsm::open(&worker.session, Options { name, me, workers, pages, patience: WAIT_TIMEOUT })?;
     let (latencies, are_pages_right) = measure(&dsm, task)?;
-    let are_counters_right = count(&dsm, task)?;
+    let are_counters_right = check_counters(&dsm, task)?;
     dsm.close()?;
-    say(&Part { latencies, verified: are_pages_right && are_counters_right })
+    reply(&Part { latencies, verified: are_pages_right && are_counters_right })
 }
 
 /// Measures latencies at the first worker. Returns false if a page did not hold the last stored value.
-fn measure(dsm: &Dsm, task: &Task) -> Result<(Option<Latencies<Spread>>, bool), DsmError> {
+fn measure(dsm: &Dsm, task: &Task) -> Result<(Option<Latencies<Quantiles>>, bool), DsmError> {
     let mut samples = Latencies::<Vec<f64>>::default();
     let mut is_right = true;
     for pass in 1..=PASSES {
         // The last worker stores, so that the first one has no copies.
         if task.worker + 1 == task.workers {
-            stamp(dsm, task, pass)?;
+            store_pass(dsm, task, pass)?;
         }
         dsm.meet()?;
         if task.worker == 0 {
@@ -193,20 +190,20 @@ fn measure(dsm: &Dsm, task: &Task) -> Result<(Option<Latencies<Spread>>, bool), 
         for section in 0..SECTIONS {
             change_pages(dsm, section, &mut samples)?;
         }
-        clear(dsm)?;
+        clear_counters(dsm)?;
     }
     dsm.meet()?;
     let latencies = (task.worker == 0).then(|| Latencies {
-        read_random: spread(samples.read_random),
-        read_sequential: spread(samples.read_sequential),
-        begin: spread(samples.begin),
-        commit: spread(samples.commit),
+        read_random: quantiles(samples.read_random),
+        read_sequential: quantiles(samples.read_sequential),
+        begin: quantiles(samples.begin),
+        commit: quantiles(samples.commit),
     });
     Ok((latencies, is_right))
 }
 
 /// Stores the pass in each page.
-fn stamp(dsm: &Dsm, task: &Task, pass: u64) -> Result<(), DsmError> {
+fn store_pass(dsm: &Dsm, task: &Task, pass: u64) -> Result<(), DsmError> {
     let section = dsm.acquire(0..dsm.len(), Access::Write)?;
     for page in 0..task.pages as u64 {
         dsm.store_u64(page * dsm.page_bytes(), pass)?;
@@ -258,7 +255,7 @@ fn change_pages(dsm: &Dsm, section: u64, samples: &mut Latencies<Vec<f64>>) -> R
 }
 
 /// Stores zero in the counters' pages.
-fn clear(dsm: &Dsm) -> Result<(), DsmError> {
+fn clear_counters(dsm: &Dsm) -> Result<(), DsmError> {
     let section = dsm.acquire(0..PAGES_MIN as u64 * dsm.page_bytes(), Access::Write)?;
     for page in 0..PAGES_MIN as u64 {
         dsm.store_u64(page * dsm.page_bytes(), 0)?;
@@ -268,7 +265,7 @@ fn clear(dsm: &Dsm) -> Result<(), DsmError> {
 
 /// Adds to random shared counters, and counts its additions in an own page. Returns true if each shared counter equals
 /// the sum of the counts of all workers.
-fn count(dsm: &Dsm, task: &Task) -> Result<bool, DsmError> {
+fn check_counters(dsm: &Dsm, task: &Task) -> Result<bool, DsmError> {
     let page_bytes = dsm.page_bytes();
     // Word 0 of an own page counts all rounds; those behind it count the rounds of each shared counter.
     let own_page = |worker: usize| (SHARED_PAGES + worker as u64) * page_bytes;
@@ -306,8 +303,8 @@ fn us_since(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1e6
 }
 
-fn spread(mut samples: Vec<f64>) -> Spread {
+fn quantiles(mut samples: Vec<f64>) -> Quantiles {
     samples.sort_by(f64::total_cmp);
     let at = |part: f64| samples.get((samples.len() as f64 * part) as usize).copied().unwrap_or(0.0);
-    Spread { samples: samples.len(), p50: at(0.5), p99: at(0.99) }
+    Quantiles { samples: samples.len(), p50: at(0.5), p99: at(0.99) }
 }

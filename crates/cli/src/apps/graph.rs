@@ -10,9 +10,9 @@ use halite_apps::graph::input::{EdgeList, Input, Kronecker};
 use halite_apps::graph::{self, Crowd, PageRank, Shard};
 use serde::{Deserialize, Serialize};
 
-use super::Over;
-use super::crew::Crew;
-use super::worker::{self, Line, Worker, say};
+use super::ClusterArgs;
+use super::pool::WorkerPool;
+use super::worker::{self, Request, Worker, reply};
 use crate::output::{self, UsageError};
 use crate::progress;
 
@@ -28,7 +28,7 @@ pub struct PagerankArgs {
     #[arg(long, default_value_t = 1e-10)]
     tolerance: f64,
     /// Fraction of a rank that is passed on along edges, at least 0 and less than 1
-    #[arg(long, default_value_t = 0.85, value_parser = damping)]
+    #[arg(long, default_value_t = 0.85, value_parser = parse_damping)]
     damping: f64,
 }
 
@@ -60,10 +60,10 @@ pub(super) struct GraphArgs {
     #[arg(long)]
     name: Option<String>,
     #[command(flatten)]
-    pub(super) over: Over,
+    pub(super) cluster: ClusterArgs,
 }
 
-fn damping(text: &str) -> Result<f64, String> {
+fn parse_damping(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if (0.0..1.0).contains(&value) { Ok(value) } else { Err("must be at least 0 and less than 1".to_owned()) }
 }
@@ -140,7 +140,7 @@ struct Outcome<V> {
 /// Maximum difference of the sum of all ranks from 1.
 const SUM_ERROR_MAX: f64 = 1e-9;
 
-pub fn rank(dir: Option<&Path>, args: &PagerankArgs) -> anyhow::Result<()> {
+pub fn run_pagerank(dir: Option<&Path>, args: &PagerankArgs) -> anyhow::Result<()> {
     if !args.tolerance.is_finite() || args.tolerance < 0.0 {
         return Err(
             UsageError(format!("--tolerance {} must be at least 0, and finite", args.tolerance)).into()
@@ -149,16 +149,16 @@ pub fn rank(dir: Option<&Path>, args: &PagerankArgs) -> anyhow::Result<()> {
     let PagerankArgs { graph, iterations, tolerance, damping } = args;
     let job = Job::Pagerank { iterations: *iterations, tolerance: *tolerance, damping: *damping };
     let mut outcome: Outcome<f64> =
-        run(dir, "pagerank", graph, job, |sum| (sum - 1.0).abs() < SUM_ERROR_MAX)?;
+        run_job(dir, "pagerank", graph, job, |sum| (sum - 1.0).abs() < SUM_ERROR_MAX)?;
     outcome.top.sort_by(|(id, rank), (other_id, other)| other.total_cmp(rank).then(id.cmp(other_id)));
     outcome.top.truncate(graph.top);
-    finish(&outcome, graph.over.json, |rank| format!("{rank:.6e}"))
+    print_outcome(&outcome, graph.cluster.json, |rank| format!("{rank:.6e}"))
 }
 
-pub fn connect(dir: Option<&Path>, args: &ComponentsArgs) -> anyhow::Result<()> {
+pub fn run_components(dir: Option<&Path>, args: &ComponentsArgs) -> anyhow::Result<()> {
     let graph = &args.graph;
     let mut count = 0;
-    let mut outcome: Outcome<u64> = run(dir, "components", graph, Job::Components, |total| {
+    let mut outcome: Outcome<u64> = run_job(dir, "components", graph, Job::Components, |total| {
         count = total as u64;
         true
     })?;
@@ -167,10 +167,10 @@ pub fn connect(dir: Option<&Path>, args: &ComponentsArgs) -> anyhow::Result<()> 
     outcome.components = Some(count);
     outcome.top.sort_by(|(id, size), (other_id, other)| other.cmp(size).then(id.cmp(other_id)));
     outcome.top.truncate(graph.top);
-    finish(&outcome, graph.over.json, u64::to_string)
+    print_outcome(&outcome, graph.cluster.json, u64::to_string)
 }
 
-fn finish<V: Serialize>(
+fn print_outcome<V: Serialize>(
     outcome: &Outcome<V>,
     is_json: bool,
     show: impl Fn(&V) -> String,
@@ -178,7 +178,7 @@ fn finish<V: Serialize>(
     if is_json {
         output::print_json(outcome)?;
     } else {
-        output::print(&in_words(outcome, show))?;
+        output::print(&format_outcome(outcome, show))?;
     }
     if !outcome.verified {
         bail!("verification failed: the printed values do not fit the graph");
@@ -186,7 +186,7 @@ fn finish<V: Serialize>(
     Ok(())
 }
 
-fn in_words<V>(outcome: &Outcome<V>, show: impl Fn(&V) -> String) -> String {
+fn format_outcome<V>(outcome: &Outcome<V>, show: impl Fn(&V) -> String) -> String {
     let mut text = format!(
         "vertices    {}\nedges       {}\niterations  {}\nload_s      {:.3}\ncompute_s   {:.3}\n",
         outcome.vertices, outcome.edges, outcome.iterations, outcome.phases.load, outcome.phases.compute
@@ -201,15 +201,15 @@ fn in_words<V>(outcome: &Outcome<V>, show: impl Fn(&V) -> String) -> String {
     text
 }
 
-fn run<V: for<'de> Deserialize<'de>>(
+fn run_job<V: for<'de> Deserialize<'de>>(
     dir: Option<&Path>,
     app: &'static str,
     args: &GraphArgs,
     job: Job,
-    mut is_sound: impl FnMut(f64) -> bool,
+    mut is_valid: impl FnMut(f64) -> bool,
 ) -> anyhow::Result<Outcome<V>> {
     let source = match (&args.file, args.kronecker) {
-        // Workers may have another working directory than this process in later versions.
+        // A worker need not have the working directory of this process.
         (Some(file), _) => Source::File(EdgeList::find(&std::path::absolute(file)?)?),
         (None, Some(scale)) => Source::Kronecker { scale, seed: args.seed },
         (None, None) => {
@@ -218,31 +218,31 @@ fn run<V: for<'de> Deserialize<'de>>(
             return Err(UsageError(message.to_owned()).into());
         }
     };
-    let name = super::name_of(args.name.as_deref(), "graph");
-    Crew::start(dir, &args.over)?.play(|crew| {
-        crew.claim(&name)?;
-        crew.free_when_stopped(&name)?;
-        let workers = crew.len();
+    let name = super::run_name(args.name.as_deref(), "graph");
+    WorkerPool::start(dir, &args.cluster)?.run(|pool| {
+        pool.claim(&name)?;
+        pool.free_when_stopped(&name)?;
+        let workers = pool.len();
         for worker in 0..workers {
             let (name, source) = (name.clone(), source.clone());
             let task = Task { name, worker, workers, source, job, is_on_dsm: args.dsm, top: args.top };
-            crew.ask::<()>(worker, &Line::Task(worker::Task::Graph(task)))?;
+            pool.request::<()>(worker, &Request::Task(worker::Task::Graph(task)))?;
         }
         let begin = Instant::now();
         let spinner = progress::spinner("loading");
-        crew.tell(&Line::Go)?;
-        let loaded: Vec<Loaded> = crew.receive()?;
+        pool.send_all(&Request::Go)?;
+        let loaded: Vec<Loaded> = pool.receive_all()?;
         spinner.set_message("computing");
-        let parts: Vec<Part<V>> = crew.receive()?;
+        let parts: Vec<Part<V>> = pool.receive_all()?;
         spinner.finish_and_clear();
         let edges: u64 = loaded.iter().map(|part| part.edges).sum();
         let vertices: u64 = loaded.iter().map(|part| part.vertices).sum();
         let total = parts.iter().map(|part| part.total).sum();
-        let is_sound = is_sound(total) || vertices == 0;
+        let is_valid = is_valid(total) || vertices == 0;
         Ok(Outcome {
             app,
             nodes: workers,
-            fabric: dir.is_none().then(|| args.over.fabric().name()),
+            fabric: dir.is_none().then(|| args.cluster.fabric().name()),
             dsm: args.dsm,
             seconds: begin.elapsed().as_secs_f64(),
             phases: Phases {
@@ -253,33 +253,30 @@ fn run<V: for<'de> Deserialize<'de>>(
             edges,
             iterations: parts.iter().map(|part| part.steps).max().unwrap_or(0),
             components: None,
-            verified: is_sound && parts.iter().all(|part| part.verified),
+            verified: is_valid && parts.iter().all(|part| part.verified),
             top: parts.into_iter().flat_map(|part| part.top).collect(),
         })
     })
 }
 
 /// Maximum time that workers wait for each other. The end of a worker ends the run sooner.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
-    say(&())?;
-    match worker.next() {
-        Some(Line::Go) => {}
-        _ => bail!("the parent of this worker has ended"),
-    }
+    reply(&())?;
+    worker.wait_for_go()?;
     let crowd = Crowd {
         session: worker.session.as_async().clone(),
         me: task.worker,
         workers: task.workers,
         name: task.name.clone(),
-        patience: PATIENCE,
+        patience: WAIT_TIMEOUT,
     };
-    play(&worker.session, &crowd, task)
+    load_and_compute(&worker.session, &crowd, task)
 }
 
-fn play(session: &blocking::Session, crowd: &Crowd, task: &Task) -> anyhow::Result<()> {
+fn load_and_compute(session: &blocking::Session, crowd: &Crowd, task: &Task) -> anyhow::Result<()> {
     let input = match &task.source {
         Source::File(list) => Input::File(list.clone()),
         Source::Kronecker { scale, seed } => Input::Kronecker(Kronecker { scale: *scale, seed: *seed }),
@@ -288,7 +285,7 @@ fn play(session: &blocking::Session, crowd: &Crowd, task: &Task) -> anyhow::Resu
     let begin = Instant::now();
     let shard = session.block_on(Shard::load(crowd, &input, is_undirected))?;
     let edges = shard.sources.edges() as u64;
-    say(&Loaded { vertices: shard.ids.len() as u64, edges, seconds: begin.elapsed().as_secs_f64() })?;
+    reply(&Loaded { vertices: shard.ids.len() as u64, edges, seconds: begin.elapsed().as_secs_f64() })?;
     let begin = Instant::now();
     match task.job {
         Job::Pagerank { iterations, tolerance, damping } => {
@@ -304,7 +301,7 @@ fn play(session: &blocking::Session, crowd: &Crowd, task: &Task) -> anyhow::Resu
             keep_highest(&mut top, task.top, |one, other| one.total_cmp(other));
             // The run ends with the last answer.
             session.block_on(crowd.end())?;
-            say(&Part { steps: found.steps, total, top, verified: found.verified, seconds })
+            reply(&Part { steps: found.steps, total, top, verified: found.verified, seconds })
         }
         Job::Components => {
             let found = match task.is_on_dsm {
@@ -317,7 +314,7 @@ fn play(session: &blocking::Session, crowd: &Crowd, task: &Task) -> anyhow::Resu
             let mut top: Vec<(u64, u64)> = sizes.into_iter().map(|(size, label)| (label, size)).collect();
             keep_highest(&mut top, task.top, u64::cmp);
             session.block_on(crowd.end())?;
-            say(&Part { steps: found.steps, total, top, verified: found.verified, seconds })
+            reply(&Part { steps: found.steps, total, top, verified: found.verified, seconds })
         }
     }
 }

@@ -9,23 +9,23 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use halite::{Function, NodeId, Permissions, RegionCause};
 use halite_apps::kv::redis::{CLIENTS_MAX, Clock, Server, ServerControl};
 use halite_apps::kv::{Eviction, KvError, Local, MemoryLimit, Store};
 use serde::{Deserialize, Serialize};
 
-use super::Over;
-use super::crew::Crew;
-use super::shards::{self, Place};
-use super::worker::{self, Line, Worker, say, say_failed};
+use super::ClusterArgs;
+use super::pool::WorkerPool;
+use super::shards::{self, Shard};
+use super::worker::{self, Request, Worker, reply, reply_failure};
 use crate::bytes::ByteCount;
-use crate::coworker;
+use crate::child;
 use crate::limits;
 use crate::output::{self, UsageError};
 use crate::scratch;
-use crate::signals::{Ending, Listener, Woken};
+use crate::signals::{Listener, SignalWaiter, Wake};
 use crate::threads;
 
 /// Arguments of `halite run kv`
@@ -50,7 +50,7 @@ pub struct KvArgs {
     #[arg(long, default_value = "halite-run-kv")]
     name: String,
     #[command(flatten)]
-    pub(super) over: Over,
+    pub(super) cluster: ClusterArgs,
 }
 
 /// The task of one worker.
@@ -81,19 +81,19 @@ struct Serving {
 const FUNCTION: Function = Function(0x6b76_0100);
 
 pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
-    shards::check(&args.over)?;
+    shards::check(&args.cluster)?;
     let password = args.password_file.as_deref().map(read_password).transpose()?;
-    check_listen(&args.listen, password.is_some())?;
+    require_password(&args.listen, password.is_some())?;
     // The listener comes first, so that no signal is lost. A second signal ends the process at once.
-    let mut ending = Ending::listen().context("cannot listen for signals")?;
-    let end_at_once = || {
+    let mut signals = SignalWaiter::listen().context("cannot listen for signals")?;
+    let on_second_signal = || {
         // The workers would use the directory that is removed.
-        coworker::kill_all();
+        child::kill_all();
         scratch::remove_own();
     };
-    Listener::spawn(|_| {}, end_at_once).context("cannot listen for signals")?;
-    Crew::start_unguarded(dir, &args.over)?
-        .play(|crew| serve(crew, dir.is_none(), args, password, &mut ending))
+    Listener::spawn(|_| {}, on_second_signal).context("cannot listen for signals")?;
+    WorkerPool::start_without_signal_handler(dir, &args.cluster)?
+        .run(|pool| serve(pool, dir.is_none(), args, password, &mut signals))
 }
 
 /// Maximum length of a password, in bytes.
@@ -120,7 +120,7 @@ fn read_password(path: &Path) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Fails if clients of other hosts could connect without a password.
-fn check_listen(listen: &str, has_password: bool) -> Result<(), UsageError> {
+fn require_password(listen: &str, has_password: bool) -> Result<(), UsageError> {
     // The worker reports an address that cannot be resolved.
     let mut addresses = listen.to_socket_addrs().into_iter().flatten();
     if has_password || addresses.all(|address| address.ip().to_canonical().is_loopback()) {
@@ -131,17 +131,17 @@ fn check_listen(listen: &str, has_password: bool) -> Result<(), UsageError> {
 }
 
 fn serve(
-    crew: &mut Crew,
+    pool: &mut WorkerPool,
     is_own: bool,
     args: &KvArgs,
     password: Option<Vec<u8>>,
-    ending: &mut Ending,
+    signals: &mut SignalWaiter,
 ) -> anyhow::Result<()> {
-    crew.claim(&args.name)?;
-    let workers = crew.len();
+    pool.claim(&args.name)?;
+    let workers = pool.len();
     let mut nodes = Vec::new();
     let task = |number, is_replacement| {
-        Line::Task(worker::Task::Kv(Task {
+        Request::Task(worker::Task::Kv(Task {
             name: args.name.clone(),
             number,
             is_replacement,
@@ -154,28 +154,28 @@ fn serve(
     };
     for number in 0..workers {
         // Each worker creates its shard and returns its node.
-        nodes.push(crew.ask::<u32>(number, &task(number, false))?);
-        crew.note_made(&args.name);
+        nodes.push(pool.request::<u32>(number, &task(number, false))?);
+        pool.set_regions_name(&args.name);
     }
-    let address = crew.ask(0, &Line::Nodes(nodes.clone()))?;
-    let fabric = is_own.then(|| args.over.fabric().name());
-    let serving = Serving { app: "kv", address, nodes: workers, fabric, metrics: crew.metrics.clone() };
-    if args.over.json {
+    let address = pool.request(0, &Request::Nodes(nodes.clone()))?;
+    let fabric = is_own.then(|| args.cluster.fabric().name());
+    let serving = Serving { app: "kv", address, nodes: workers, fabric, metrics: pool.metrics.clone() };
+    if args.cluster.json {
         output::print_json(&serving)?;
     } else {
-        let metrics = crew.metrics.iter().map(|at| format!("metrics at http://{at}/metrics\n"));
+        let metrics = pool.metrics.iter().map(|at| format!("metrics at http://{at}/metrics\n"));
         let metrics: String = metrics.collect();
         output::print(&format!("{metrics}serving Redis clients at {address}; ctrl-C stops it\n"))?;
     }
-    while ending.wait() == Woken::Child {
-        while let Some((number, why)) = crew.replace_ended(&args.over)? {
+    while signals.wait() == Wake::Child {
+        while let Some((number, why)) = pool.replace_ended(&args.cluster)? {
             output::note(&format!("{why}; another process takes its place, without its keys"));
-            nodes[number] = crew.ask(number, &task(number, true))?;
-            crew.ask::<()>(0, &Line::Nodes(nodes.clone()))?;
+            nodes[number] = pool.request(number, &task(number, true))?;
+            pool.request::<()>(0, &Request::Nodes(nodes.clone()))?;
         }
     }
     // Clients must leave before the shards do.
-    crew.ask(0, &Line::Clear)
+    pool.request(0, &Request::Clear)
 }
 
 // The workers' side.
@@ -183,27 +183,27 @@ fn serve(
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let &Task { number, is_replacement, .. } = task;
-    let place =
-        Place { name: &task.name, number, functions: FUNCTION, is_replacement, outlives_memory: true };
+    let shard =
+        Shard { name: &task.name, number, functions: FUNCTION, is_replacement, outlives_memory: true };
     let clock = shards::clock();
-    shards::own(worker, &place, clock.clone(), |shard| play_part(worker, task, shard, clock))
+    shards::serve_during(worker, &shard, clock.clone(), |shard| run_task(worker, task, shard, clock))
 }
 
-fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) -> anyhow::Result<()> {
+fn run_task(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) -> anyhow::Result<()> {
     let session = &worker.session;
-    say(&worker.node.0)?;
+    reply(&worker.node.0)?;
     let Some(listen) = &task.listen else {
         // The owner serves the shard until the parent process ends.
         while worker.next().is_some() {}
         return Ok(());
     };
-    let Some(Line::Nodes(nodes)) = worker.next() else { bail!("the parent of this worker has ended") };
+    let Some(Request::Nodes(nodes)) = worker.next() else { return worker::parent_ended() };
     let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
     let creating = Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
     let store =
         session.block_on(creating).with_context(|| format!("cannot create the store {:?}", task.name))?;
     let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen at {listen}"))?;
-    let clients_max = limits::clients_within(task.clients_max)?;
+    let clients_max = limits::max_clients(task.clients_max)?;
     let limit = MemoryLimit { bytes: task.maxmemory, eviction: task.maxmemory_policy.parse()? };
     let server = Server::new(session.clone(), listener, store, vec![shard], clock, clients_max)?;
     let mut server = server.with_limit(limit);
@@ -215,31 +215,31 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
         let serving = threads::spawn_in(scope, || {
             if let Err(error) = server.run() {
                 // The parent process notices the exit status in any case; the message is optional.
-                let _ = say_failed(&error.into());
+                let _ = reply_failure(&error.into());
                 std::process::exit(1);
             }
         })?;
-        let followed = follow(worker, task, address, &control);
+        let last = handle_requests(worker, task, address, &control);
         control.stop();
         serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        if followed?.is_some() { say(&()) } else { Ok(()) }
+        if last?.is_some() { reply(&()) } else { Ok(()) }
     })
 }
 
-/// Tells the parent process the address, and does what it asks until it asks for the end.
-fn follow(
+/// Sends the address to the parent process, and executes its requests until it ends the service.
+fn handle_requests(
     worker: &Worker,
     task: &Task,
     address: SocketAddr,
     control: &ServerControl,
-) -> anyhow::Result<Option<Line>> {
-    say(&address)?;
+) -> anyhow::Result<Option<Request>> {
+    reply(&address)?;
     loop {
         match worker.next() {
-            Some(Line::Nodes(nodes)) => {
+            Some(Request::Nodes(nodes)) => {
                 place_shards(worker, task, &nodes)?;
                 control.reopen();
-                say(&())?;
+                reply(&())?;
             }
             line => return Ok(line),
         }
@@ -265,19 +265,4 @@ fn place_shards(worker: &Worker, task: &Task, nodes: &[u32]) -> anyhow::Result<(
         placed => placed,
     };
     placed.context("cannot record the new node of a shard")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_other_than_loopback_need_a_password() {
-        for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
-            assert!(check_listen(loopback, false).is_ok(), "{loopback}");
-        }
-        for open in ["0.0.0.0:1", "[::]:1", "[::ffff:10.0.0.1]:1"] {
-            assert!(check_listen(open, false).is_err() && check_listen(open, true).is_ok(), "{open}");
-        }
-    }
 }

@@ -11,10 +11,10 @@ use halite_apps::log::{Entry, Follower, Log, LogError, Options, Writer};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use super::Over;
-use super::away::{self, Outage};
-use super::crew::Crew;
-use super::worker::{self, Line, Worker, now_ns, reported, say};
+use super::ClusterArgs;
+use super::outage::{self, Outage};
+use super::pool::WorkerPool;
+use super::worker::{self, Request, Worker, now_ns, reply, report_failure};
 use crate::bytes::ByteCount;
 use crate::output;
 use crate::progress;
@@ -33,7 +33,7 @@ pub struct LogArgs {
     #[arg(long, default_value = "16", value_name = "BYTES")]
     size: ByteCount,
     /// Duration of the run
-    #[arg(long, default_value_t = 3.0, value_name = "SECONDS", value_parser = super::seconds)]
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS", value_parser = super::parse_seconds)]
     seconds: f64,
     /// Slots that a writer reserves at a time
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
@@ -48,7 +48,7 @@ pub struct LogArgs {
     #[arg(long, default_value = "halite-run-log")]
     name: String,
     #[command(flatten)]
-    pub(super) over: Over,
+    pub(super) cluster: ClusterArgs,
 }
 
 /// The task of one worker.
@@ -86,7 +86,7 @@ struct Written {
     /// Number of waits for memory.
     waits: u64,
     /// Number of waits for the directory of names.
-    away: u64,
+    directory_waits: u64,
 }
 
 /// Result of one reader.
@@ -101,7 +101,7 @@ struct Seen {
     p50_ns: u64,
     p99_ns: u64,
     /// Number of waits for the directory of names.
-    away: u64,
+    directory_waits: u64,
 }
 
 /// The printed result.
@@ -136,22 +136,22 @@ const PROGRESS_BYTES: u64 = 128;
 const RECORD_BYTES_MAX: u64 = (1 << 20) - 8;
 const CALL_BYTES_MAX: u64 = 64 << 20;
 /// Maximum time until freed memory is available again, beyond the lease for which a stopped process can delay this.
-const FREED_COMES_BACK: Duration = Duration::from_secs(3);
+const FREE_DELAY_MAX: Duration = Duration::from_secs(3);
 /// Maximum time until another writer has named the first segment. Until then, no memory can be freed.
-const FIRST_IS_NAMED: Duration = Duration::from_secs(1);
+const NAMING_DELAY_MAX: Duration = Duration::from_secs(1);
 
 pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
     check(args)?;
     let mut outcome = None;
-    let played = Crew::start(dir, &args.over)?.play(|crew| {
-        outcome = Some(play(crew, dir.is_none(), args)?);
-        crew.ask::<()>(0, &Line::Clear)
+    let result = WorkerPool::start(dir, &args.cluster)?.run(|pool| {
+        outcome = Some(coordinate(pool, dir.is_none(), args)?);
+        pool.request::<()>(0, &Request::Clear)
     });
     // The result is printed even if the removal failed.
     if let Some(outcome) = &outcome {
-        print(outcome, args.over.json)?;
+        print_outcome(outcome, args.cluster.json)?;
     }
-    played?;
+    result?;
     if outcome.is_some_and(|outcome| !outcome.verified) {
         bail!(
             "log verification failed: a record is missing, repeated, altered, at the wrong position or out of its writer's order"
@@ -191,9 +191,9 @@ fn check(args: &LogArgs) -> Result<(), output::UsageError> {
     Ok(())
 }
 
-fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome> {
-    crew.claim(&args.name)?;
-    let workers = crew.len();
+fn coordinate(pool: &mut WorkerPool, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome> {
+    pool.claim(&args.name)?;
+    let workers = pool.len();
     let size = args.size.0 as usize;
     let share = |count: u32, first: usize, number: usize| {
         (0..u64::from(count)).filter(|one| (*one as usize + first) % workers == number).collect()
@@ -213,16 +213,16 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
             batch: args.batch,
             together: args.together as usize,
         };
-        crew.ask::<()>(number, &Line::Task(worker::Task::Log(task)))?;
-        crew.note_made(&args.name);
+        pool.request::<()>(number, &Request::Task(worker::Task::Log(task)))?;
+        pool.set_regions_name(&args.name);
     }
-    let passing = progress::passing(args.seconds, "appending");
-    crew.tell(&Line::Go)?;
-    let parts: Vec<Vec<Written>> = crew.receive_noting(|text| passing.note(text))?;
-    drop(passing);
+    let bar = progress::time_bar(args.seconds, "appending");
+    pool.send_all(&Request::Go)?;
+    let parts: Vec<Vec<Written>> = pool.receive_all_noting(|text| bar.note(text))?;
+    drop(bar);
     let end = parts.iter().flatten().map(|written| written.end).max().unwrap_or(0);
-    crew.tell(&Line::End(end))?;
-    let seen: Vec<Vec<Seen>> = crew.receive()?;
+    pool.send_all(&Request::End(end))?;
+    let seen: Vec<Vec<Seen>> = pool.receive_all()?;
     let by_writer: Vec<Written> =
         (0..args.writers as usize).map(|one| parts[one % workers][one / workers]).collect();
     let seen: Vec<Seen> = seen.into_iter().flatten().collect();
@@ -238,7 +238,7 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
     Ok(Outcome {
         app: "log",
         nodes: workers,
-        fabric: is_own.then(|| args.over.fabric().name()),
+        fabric: is_own.then(|| args.cluster.fabric().name()),
         writers: args.writers,
         readers: args.readers,
         size: args.size.0,
@@ -249,8 +249,8 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
         commits_per_s: commits as f64 * 1e9 / ns as f64,
         bytes: commits * args.size.0,
         waits_for_memory: by_writer.iter().map(|written| written.waits).sum(),
-        waits_for_directory: by_writer.iter().map(|written| written.away).sum::<u64>()
-            + seen.iter().map(|seen| seen.away).sum::<u64>(),
+        waits_for_directory: by_writer.iter().map(|written| written.directory_waits).sum::<u64>()
+            + seen.iter().map(|seen| seen.directory_waits).sum::<u64>(),
         visible_p50_us: worst(|seen| seen.p50_ns).filter(|_| has_times),
         visible_p99_us: worst(|seen| seen.p99_ns).filter(|_| has_times),
         verified: !seen.is_empty() && seen.iter().all(is_whole),
@@ -264,7 +264,7 @@ fn segments(args: &LogArgs) -> Segments {
     Segments { slot_bytes, segment_slots: args.segment.0 / slot_bytes }
 }
 
-fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
+fn print_outcome(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
     if is_json {
         return Ok(output::print_json(outcome)?);
     }
@@ -306,19 +306,19 @@ impl Progress {
         Ok(Progress { session: session.clone(), lh, readers })
     }
 
-    fn note(&self, reader: u64, position: u64) -> anyhow::Result<()> {
+    fn store(&self, reader: u64, position: u64) -> anyhow::Result<()> {
         Ok(self.session.write(self.lh, PROGRESS_BYTES * reader, &position.to_le_bytes())?)
     }
 
     /// Returns the position of the slowest reader.
-    fn least(&self) -> anyhow::Result<u64> {
-        let mut least = u64::MAX;
+    fn min_position(&self) -> anyhow::Result<u64> {
+        let mut min = u64::MAX;
         for reader in 0..self.readers {
             let mut word = [0; 8];
             self.session.read(self.lh, PROGRESS_BYTES * reader, &mut word)?;
-            least = least.min(u64::from_le_bytes(word));
+            min = min.min(u64::from_le_bytes(word));
         }
-        Ok(least)
+        Ok(min)
     }
 }
 
@@ -326,34 +326,34 @@ impl Progress {
 /// it, even after a failure.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let session = &worker.session;
-    let Some(segments) = &task.segments else { return play_part(worker, task) };
+    let Some(segments) = &task.segments else { return run_task(worker, task) };
     let options = Options {
         slot_bytes: segments.slot_bytes,
         segment_slots: segments.segment_slots,
-        nodes: members(session)?,
+        nodes: memory_nodes(session)?,
         everyone: Permissions::empty(),
     };
     let log = session.block_on(Log::create(session.as_async(), &task.name, &options));
     let log = log.with_context(|| format!("cannot create the log {:?}", task.name))?;
-    let played = play_part(worker, task);
+    let outcome = run_task(worker, task);
     let is_over = worker.is_over();
-    let freed = away::remove(is_over, || session.block_on(log.clone().free()));
-    let progress_freed = away::remove(is_over, || free_progress(session, &task.name));
+    let freed = outage::retry_removal(is_over, || session.block_on(log.clone().free()));
+    let progress_freed = outage::retry_removal(is_over, || free_progress(session, &task.name));
     let removed = freed.map_err(anyhow::Error::from).and(progress_freed.map_err(anyhow::Error::from));
     let removed = removed.with_context(|| format!("cannot remove the log {:?}", task.name));
-    if let (Err(_), Err(left)) = (&played, &removed)
-        && worker::say_failed(left).is_err()
+    if let (Err(_), Err(left)) = (&outcome, &removed)
+        && worker::reply_failure(left).is_err()
     {
         // The parent process has ended, so this process reports the remaining regions.
-        output::note(&output::reasons(left));
+        output::note(&output::error_chain(left));
     }
-    played?;
+    outcome?;
     removed?;
-    say(&())
+    reply(&())
 }
 
 /// Returns the nodes that contribute memory.
-fn members(session: &blocking::Session) -> anyhow::Result<Vec<NodeId>> {
+fn memory_nodes(session: &blocking::Session) -> anyhow::Result<Vec<NodeId>> {
     let mut nodes: Vec<NodeId> =
         session.status()?.iter().filter(|node| node.bytes_total > 0).map(|node| node.node).collect();
     nodes.truncate(NODES_MAX);
@@ -371,58 +371,55 @@ fn free_progress(session: &blocking::Session, log: &str) -> Result<(), RegionErr
     }
 }
 
-fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
+fn run_task(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let (session, is_over) = (&worker.session, worker.is_over());
     let progress = Progress::open(session, task)?;
-    say(&())?;
-    match worker.next() {
-        Some(Line::Go) => {}
-        _ => bail!("the parent of this worker has ended"),
-    }
+    reply(&())?;
+    worker.wait_for_go()?;
     let (end, done) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
     let reader = |number| Reader { session, task, number, progress: &progress, end: &end, is_over };
     std::thread::scope(|scope| {
-        let is_maker = task.segments.is_some();
+        let is_creator = task.segments.is_some();
         let mut group = threads::Group::new(scope);
-        let cleaning = || reported(clean(session, task, &progress, &done, is_over));
-        let cleaner = is_maker.then(|| group.add(cleaning)).transpose()?;
-        let readers = task.readers.iter().map(|number| group.add(|| reported(read(&reader(*number)))));
+        let trim = || report_failure(trim_until_done(session, task, &progress, &done, is_over));
+        let trimmer = is_creator.then(|| group.add(trim)).transpose()?;
+        let readers = task.readers.iter().map(|number| group.add(|| report_failure(read(&reader(*number)))));
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
         let writers = task.writers.iter().map(|writer| {
-            let writing = || reported(write(session, task, *writer, is_over));
+            let writing = || report_failure(write(session, task, *writer, is_over));
             group.add(writing)
         });
         let writers = writers.collect::<Result<Vec<_>, _>>()?;
         group.begin();
         let written = writers.into_iter().map(Member::join).collect::<anyhow::Result<Vec<_>>>();
-        let heard = written.and_then(|written| report_written(worker, &written));
+        let end_position = written.and_then(|written| report_written(worker, &written));
         // Readers only need the end; they must also stop after a failure.
-        end.store(*heard.as_ref().unwrap_or(&0), Ordering::Relaxed);
+        end.store(*end_position.as_ref().unwrap_or(&0), Ordering::Relaxed);
         let seen = readers.into_iter().map(Member::join).collect::<anyhow::Result<Vec<_>>>();
-        let played = heard.and(seen).and_then(|seen| report_seen(worker, seen, &reader(0)));
+        let outcome = end_position.and(seen).and_then(|seen| report_seen(worker, seen, &reader(0)));
         done.store(true, Ordering::Relaxed);
-        played.and(cleaner.map_or(Ok(()), Member::join))
+        outcome.and(trimmer.map_or(Ok(()), Member::join))
     })
 }
 
 /// Reports this worker's writes; returns the position at which readers end.
 fn report_written(worker: &Worker, written: &[Written]) -> anyhow::Result<u64> {
-    say(&written)?;
+    reply(&written)?;
     match worker.next() {
-        Some(Line::End(position)) => Ok(position),
-        _ => bail!("the parent of this worker has ended"),
+        Some(Request::End(position)) => Ok(position),
+        _ => worker::parent_ended(),
     }
 }
 
 /// Reports the readers' results. Without readers, the creator of the log reads it. It keeps the log until all have
 /// ended.
 fn report_seen(worker: &Worker, mut seen: Vec<Seen>, reader: &Reader<'_>) -> anyhow::Result<()> {
-    let is_maker = reader.task.segments.is_some();
-    if is_maker && reader.task.readers_in_all == 0 {
+    let is_creator = reader.task.segments.is_some();
+    if is_creator && reader.task.readers_in_all == 0 {
         seen.push(read(reader)?);
     }
-    say(&seen)?;
-    if is_maker {
+    reply(&seen)?;
+    if is_creator {
         worker.next();
     }
     Ok(())
@@ -436,14 +433,14 @@ struct Shortage {
 
 impl Shortage {
     /// Fails if the segment at `first` has lacked memory for too long and no earlier segment remains to be freed.
-    async fn note(&mut self, log: &Log, first: u64) -> Result<(), LogError> {
+    async fn check(&mut self, log: &Log, first: u64) -> Result<(), LogError> {
         if log.start().await? < first {
             self.since = None;
             return Ok(());
         }
         let since = *self.since.get_or_insert_with(Instant::now);
-        let patience = if first == 0 { FIRST_IS_NAMED } else { Config::default().lease + FREED_COMES_BACK };
-        if since.elapsed() > patience { Err(LogError::Full { first }) } else { Ok(()) }
+        let timeout = if first == 0 { NAMING_DELAY_MAX } else { Config::default().lease + FREE_DELAY_MAX };
+        if since.elapsed() > timeout { Err(LogError::Full { first }) } else { Ok(()) }
     }
 }
 
@@ -458,8 +455,8 @@ fn write(
     writer: u64,
     is_over: &AtomicBool,
 ) -> anyhow::Result<Written> {
-    let mut away = Outage::new(is_over);
-    let mut log = Writer::new(away.retry(|| open(session, task))?, task.batch);
+    let mut outage = Outage::new(is_over);
+    let mut log = Writer::new(outage.retry(|| open(session, task))?, task.batch);
     let begin = Instant::now();
     let limit = Duration::from_nanos(task.ns);
     let is_last = || begin.elapsed() >= limit || is_over.load(Ordering::Relaxed);
@@ -484,26 +481,26 @@ fn write(
             match appended {
                 Ok(()) => {
                     shortage.since = None;
-                    away.end();
+                    outage.end();
                 }
                 // Without readers, nothing frees segments of the full log.
                 Err(LogError::Full { first }) if first > 0 && (task.readers_in_all == 0 || is_last()) => {
                     break;
                 }
                 Err(LogError::Full { first }) => {
-                    shortage.note(log.log(), first).await?;
+                    shortage.check(log.log(), first).await?;
                     written.waits += 1;
                     timed = written.commits;
                     std::thread::sleep(Duration::from_micros(200));
                 }
                 Err(LogError::NoDirectory(_)) if is_last() => break,
                 Err(error) => {
-                    away.wait(error)?;
+                    outage.wait(error)?;
                     timed = written.commits;
                 }
             }
         }
-        Ok(Written { away: away.waits, ..written })
+        Ok(Written { directory_waits: outage.waits, ..written })
     };
     let appended: Result<Written, LogError> = session.block_on(appending);
     let ns = begin.elapsed().as_nanos() as u64;
@@ -559,26 +556,26 @@ struct Reader<'a> {
 /// Follows the log to its end and verifies each record.
 fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
     let &Reader { session, task, number, progress, end, is_over } = reader;
-    let mut away = Outage::new(is_over);
-    let log = away.retry(|| open(session, task))?;
+    let mut outage = Outage::new(is_over);
+    let log = outage.retry(|| open(session, task))?;
     let mut follower = session.block_on(Follower::from_start(log.clone()))?;
-    let (mut check, mut shortage) = (Check::new(task)?, Shortage::default());
-    let (mut noted, mut idle) = (0, 0);
+    let (mut verifier, mut shortage) = (Verifier::new(task)?, Shortage::default());
+    let (mut stored, mut idle) = (0, 0);
     while follower.position() < end.load(Ordering::Relaxed) && !is_over.load(Ordering::Relaxed) {
         let now = now_ns();
-        let slots = match session.block_on(follower.poll(now, |entry| check.note(entry))) {
+        let slots = match session.block_on(follower.poll(now, |entry| verifier.check_entry(entry))) {
             // Freeing memory requires progress of other processes: try again.
             Err(LogError::Full { first }) => {
-                let noted = session.block_on(shortage.note(&log, first));
-                noted.with_context(|| format!("reader {number} cannot skip an unwritten record"))?;
+                let checked = session.block_on(shortage.check(&log, first));
+                checked.with_context(|| format!("reader {number} cannot skip an unwritten record"))?;
                 0
             }
             Err(error) => {
-                away.wait(error).with_context(|| format!("reader {number} cannot follow the log"))?;
+                outage.wait(error).with_context(|| format!("reader {number} cannot follow the log"))?;
                 0
             }
             Ok(slots) => {
-                away.end();
+                outage.end();
                 slots
             }
         };
@@ -593,25 +590,25 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
             std::thread::yield_now();
         }
         // Writers may wait for the segments before this position, so it is stored even without new slots.
-        if follower.position() - noted >= SLOTS_PER_NOTE || slots == 0 && follower.position() > noted {
-            noted = follower.position();
-            progress.note(number, noted)?;
+        if follower.position() - stored >= SLOTS_PER_STORE || slots == 0 && follower.position() > stored {
+            stored = follower.position();
+            progress.store(number, stored)?;
         }
     }
-    progress.note(number, follower.position())?;
-    Ok(Seen { away: away.waits, ..check.seen() })
+    progress.store(number, follower.position())?;
+    Ok(Seen { directory_waits: outage.waits, ..verifier.into_result() })
 }
 
 /// Number of empty polls before a reader sleeps between polls.
 const POLLS_BEFORE_SLEEP: u32 = 10_000;
 /// Number of slots between two stores of the position.
-const SLOTS_PER_NOTE: u64 = 4096;
+const SLOTS_PER_STORE: u64 = 4096;
 
 /// Maximum latency that is recorded, in ns.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 /// The records that one reader has verified.
-struct Check {
+struct Verifier {
     size: usize,
     next: Vec<u64>,
     /// Minimum position of the next record.
@@ -621,21 +618,21 @@ struct Check {
     times: Histogram<u64>,
 }
 
-impl Check {
-    fn new(task: &Task) -> anyhow::Result<Check> {
+impl Verifier {
+    fn new(task: &Task) -> anyhow::Result<Verifier> {
         let next = vec![0; usize::try_from(task.writers_in_all)?];
         let times = Histogram::new_with_max(LATENCY_NS_MAX, 3)?;
-        Ok(Check { size: task.size, next, position: 0, sum: 0, errors: 0, times })
+        Ok(Verifier { size: task.size, next, position: 0, sum: 0, errors: 0, times })
     }
 
-    fn note(&mut self, entry: Entry<'_>) {
+    fn check_entry(&mut self, entry: Entry<'_>) {
         for record in entry.records() {
-            self.errors += u64::from(self.note_record(entry.position, record).is_none());
+            self.errors += u64::from(self.check_record(entry.position, record).is_none());
         }
     }
 
     /// Checks a record. Returns `None` unless it is its writer's next record, unaltered, and after all earlier records.
-    fn note_record(&mut self, position: u64, record: &[u8]) -> Option<()> {
+    fn check_record(&mut self, position: u64, record: &[u8]) -> Option<()> {
         self.sum = self.sum.wrapping_add(sum_of(position, record));
         let is_behind = position >= self.position;
         self.position = position + 1;
@@ -659,15 +656,15 @@ impl Check {
         Some(())
     }
 
-    fn seen(self) -> Seen {
+    fn into_result(self) -> Seen {
         let quantile = |quantile| self.times.value_at_quantile(quantile);
         let (p50_ns, p99_ns) = (quantile(0.5), quantile(0.99));
-        Seen { commits: self.next, sum: self.sum, errors: self.errors, p50_ns, p99_ns, away: 0 }
+        Seen { commits: self.next, sum: self.sum, errors: self.errors, p50_ns, p99_ns, directory_waits: 0 }
     }
 }
 
 /// Frees the segments that all readers have passed, until the readers end.
-fn clean(
+fn trim_until_done(
     session: &blocking::Session,
     task: &Task,
     progress: &Progress,
@@ -676,7 +673,7 @@ fn clean(
 ) -> anyhow::Result<()> {
     let mut log = Outage::new(is_over).retry(|| open(session, task))?;
     while !done.load(Ordering::Relaxed) {
-        match session.block_on(log.trim(progress.least()?)) {
+        match session.block_on(log.trim(progress.min_position()?)) {
             // A later round tries again; writers that need the memory wait until then.
             Err(LogError::NoDirectory(_)) => {}
             trimmed => drop(trimmed?),
@@ -691,37 +688,33 @@ mod tests {
     use super::*;
 
     fn task() -> Task {
-        let (readers, writers) = (Vec::new(), Vec::new());
-        let name = "log".to_owned();
-        let (size, ns, batch, together) = (20, 0, 1, 1);
-        let (readers_in_all, writers_in_all) = (2, 2);
         Task {
-            name,
+            name: "log".to_owned(),
             segments: None,
-            writers,
-            readers,
-            readers_in_all,
-            writers_in_all,
-            size,
-            ns,
-            batch,
-            together,
+            writers: Vec::new(),
+            readers: Vec::new(),
+            readers_in_all: 2,
+            writers_in_all: 2,
+            size: 20,
+            ns: 0,
+            batch: 1,
+            together: 1,
         }
     }
 
     /// Returns errors and checksum of a reader that has seen the records (position, writer, number).
     fn seen(records: &[(u64, u64, u64)]) -> (u64, u64) {
-        let mut check = Check::new(&task()).unwrap();
+        let mut verifier = Verifier::new(&task()).unwrap();
         let mut record = [0; 20];
         for (position, writer, number) in records {
             fill(&mut record, *writer, *number, 0);
-            check.errors += u64::from(check.note_record(*position, &record).is_none());
+            verifier.errors += u64::from(verifier.check_record(*position, &record).is_none());
         }
-        (check.errors, check.sum)
+        (verifier.errors, verifier.sum)
     }
 
     #[test]
-    fn wrong_records_and_orders_are_found() {
+    fn wrong_records_and_orders_are_detected() {
         let (errors, sum) = seen(&[(0, 0, 0), (2, 1, 0), (3, 0, 1)]);
         assert_eq!(errors, 0);
         // As from a segment that belongs elsewhere: the writers are exchanged.

@@ -18,9 +18,9 @@ use halite_apps::mapreduce::{self as mr, Desk, Error, HostClock, Job, Master, Ph
 use indicatif::ProgressFinish;
 use serde::{Deserialize, Serialize};
 
-use super::Over;
-use super::crew::Crew;
-use super::worker::{self, Line, Worker, say, say_failed};
+use super::ClusterArgs;
+use super::pool::WorkerPool;
+use super::worker::{self, Request, Worker, reply, reply_failure};
 use crate::{output, progress, threads};
 
 /// Arguments of `halite run wordcount`
@@ -33,7 +33,7 @@ pub struct WordcountArgs {
     #[arg(long, default_value_t = 10, value_name = "K")]
     top: u32,
     #[command(flatten)]
-    pub(super) over: Over,
+    pub(super) cluster: ClusterArgs,
 }
 
 /// Arguments of `halite run grep`
@@ -48,7 +48,7 @@ pub struct GrepArgs {
     #[arg(long, default_value_t = 1000, value_name = "N")]
     lines: u32,
     #[command(flatten)]
-    pub(super) over: Over,
+    pub(super) cluster: ClusterArgs,
 }
 
 /// The task of one worker.
@@ -144,11 +144,16 @@ struct PrintedMatches<'a> {
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 pub fn run_wordcount(dir: Option<&Path>, args: &WordcountArgs) -> anyhow::Result<()> {
-    let done =
-        play(dir, &args.over, "wordcount", &args.paths, &JobArgs::Wordcount { top: args.top as usize })?;
+    let done = coordinate(
+        dir,
+        &args.cluster,
+        "wordcount",
+        &args.paths,
+        &JobArgs::Wordcount { top: args.top as usize },
+    )?;
     let Found::Words(top) = &done.found else { bail!("a worker answered for another job") };
-    if args.over.json {
-        let common = common("wordcount", &done, dir.is_none(), &args.over);
+    if args.cluster.json {
+        let common = common_results("wordcount", &done, dir.is_none(), &args.cluster);
         output::print_json(&PrintedWords { common, words: done.weight, distinct: done.keys, top })?;
     } else {
         let mut text = String::new();
@@ -158,16 +163,16 @@ pub fn run_wordcount(dir: Option<&Path>, args: &WordcountArgs) -> anyhow::Result
         text += &format!("words     {}\ndistinct  {}\n", done.weight, done.keys);
         output::print(&(text + &footer(&done)))?;
     }
-    check(&done)
+    check_verified(&done)
 }
 
 pub fn run_grep(dir: Option<&Path>, args: &GrepArgs) -> anyhow::Result<()> {
     Grep::new(&args.pattern, 0).map_err(|error| output::UsageError(format!("PATTERN: {error}")))?;
     let job = JobArgs::Grep { pattern: args.pattern.clone(), lines: args.lines as usize };
-    let done = play(dir, &args.over, "grep", &args.paths, &job)?;
+    let done = coordinate(dir, &args.cluster, "grep", &args.paths, &job)?;
     let Found::Files(found) = &done.found else { bail!("a worker answered for another job") };
-    if args.over.json {
-        let common = common("grep", &done, dir.is_none(), &args.over);
+    if args.cluster.json {
+        let common = common_results("grep", &done, dir.is_none(), &args.cluster);
         let matches_by_file = found.iter().map(|file| (&*file.path, file.matches)).collect();
         output::print_json(&PrintedMatches { common, matches: done.weight, matches_by_file })?;
     } else {
@@ -183,16 +188,16 @@ pub fn run_grep(dir: Option<&Path>, args: &GrepArgs) -> anyhow::Result<()> {
         text += &format!("matches   {} in {} of {} files\n", done.weight, found.len(), done.files);
         output::print(&(text + &footer(&done)))?;
     }
-    check(&done)
+    check_verified(&done)
 }
 
-fn common(app: &'static str, done: &Done, is_own: bool, over: &Over) -> Common {
+fn common_results(app: &'static str, done: &Done, is_own: bool, cluster: &ClusterArgs) -> Common {
     Common {
         app,
         seconds: done.seconds,
         phases: done.phases,
-        nodes: over.nodes,
-        fabric: is_own.then(|| over.fabric().name()),
+        nodes: cluster.nodes,
+        fabric: is_own.then(|| cluster.fabric().name()),
         lost_workers: done.lost,
         files: done.files,
         bytes: done.bytes,
@@ -205,7 +210,7 @@ fn footer(done: &Done) -> String {
     format!("bytes     {}\nseconds   {:.3}\nverified  {verified}\n", done.bytes, done.seconds)
 }
 
-fn check(done: &Done) -> anyhow::Result<()> {
+fn check_verified(done: &Done) -> anyhow::Result<()> {
     if !done.verified {
         bail!(
             "verification failed: the reducers' sum differs from the mappers', or a file changed meanwhile"
@@ -214,40 +219,41 @@ fn check(done: &Done) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn play(
+fn coordinate(
     dir: Option<&Path>,
-    over: &Over,
+    cluster: &ClusterArgs,
     app: &str,
     paths: &[PathBuf],
     job: &JobArgs,
 ) -> anyhow::Result<Done> {
-    let run = super::name_of(None, app);
-    Crew::start_enduring(dir, over)?.play(|crew| {
-        for number in 0..crew.len() {
+    let run = super::run_name(None, app);
+    WorkerPool::start_fault_tolerant(dir, cluster)?.run(|pool| {
+        for number in 0..pool.len() {
             let paths =
                 paths.iter().filter(|_| number == 0).map(|path| path.as_os_str().as_bytes().to_owned());
             let task = Task {
                 run: run.clone(),
                 number: number as u32,
-                nodes: crew.nodes.clone(),
+                nodes: pool.nodes.clone(),
                 job: job.clone(),
                 paths: paths.collect(),
             };
             // The master must serve before other workers ask. It finds out by itself which workers have ended.
-            let _killed = crew.ask_unless_killed::<()>(number, &Line::Task(worker::Task::MapReduce(task)))?;
-            crew.note_made(&run);
+            let _killed =
+                pool.request_unless_killed::<()>(number, &Request::Task(worker::Task::MapReduce(task)))?;
+            pool.set_regions_name(&run);
         }
-        let done = follow(crew)?;
-        crew.dismiss_ended();
+        let done = show_progress(pool)?;
+        pool.remove_ended();
         Ok(done)
     })
 }
 
 /// Shows the progress of a run, and returns its result.
-fn follow(crew: &mut Crew) -> anyhow::Result<Done> {
+fn show_progress(pool: &mut WorkerPool) -> anyhow::Result<Done> {
     let mut bar = None;
     loop {
-        match crew.receive_from(0)? {
+        match pool.receive_from(0)? {
             Event::Progress(Progress { bytes, bytes_total }) => {
                 let bar = bar.get_or_insert_with(|| {
                     progress::bar(bytes_total, "mapping").with_finish(ProgressFinish::AndClear)
@@ -256,7 +262,7 @@ fn follow(crew: &mut Crew) -> anyhow::Result<Done> {
             }
             Event::Done(mut done) => {
                 drop(bar);
-                done.lost += crew.never_joined;
+                done.lost += pool.never_joined;
                 if done.lost > 0 {
                     output::note(&format!("{} worker(s) ended early; the others did their work", done.lost));
                 }
@@ -271,8 +277,8 @@ fn follow(crew: &mut Crew) -> anyhow::Result<Done> {
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     match &task.job {
-        JobArgs::Wordcount { top } => work_on(worker, task, &WordCount { top: *top }, found_words),
-        JobArgs::Grep { pattern, lines } => work_on(worker, task, &Grep::new(pattern, *lines)?, found_files),
+        JobArgs::Wordcount { top } => run_job(worker, task, &WordCount { top: *top }, found_words),
+        JobArgs::Grep { pattern, lines } => run_job(worker, task, &Grep::new(pattern, *lines)?, found_files),
     }
 }
 
@@ -290,7 +296,7 @@ fn found_files(records: Vec<FileMatches>, sources: &[Source]) -> Found {
     Found::Files(records.into_iter().map(found).collect())
 }
 
-fn work_on<J: Job>(
+fn run_job<J: Job>(
     worker: &Worker,
     task: &Task,
     job: &J,
@@ -299,7 +305,7 @@ fn work_on<J: Job>(
     let nodes: Vec<NodeId> = task.nodes.iter().copied().map(NodeId).collect();
     let (blocking, clock) = (&worker.session, HostClock::default());
     let session = blocking.as_async();
-    let joined = mr::Worker {
+    let mr_worker = mr::Worker {
         session,
         run: &task.run,
         number: task.number,
@@ -308,23 +314,23 @@ fn work_on<J: Job>(
         clock: &clock,
     };
     if task.number > 0 {
-        say(&())?;
-        return end_if_alone(blocking.block_on(joined.work(job)));
+        reply(&())?;
+        return exit_without_master(blocking.block_on(mr_worker.work(job)));
     }
     let desk = blocking.block_on(Desk::open(session, &task.run))?;
-    say(&())?;
+    reply(&())?;
     let master = Master { session, desk: &desk, nodes: &nodes, clock: &clock };
     let paths: Vec<PathBuf> = task.paths.iter().map(|path| OsStr::from_bytes(path).into()).collect();
     std::thread::scope(|scope| {
-        let leading =
+        let master_thread =
             threads::spawn_in(scope, || blocking.block_on(master.lead(job, &paths, report_progress())))?;
-        let worked = blocking.block_on(joined.work(job));
+        let worked = blocking.block_on(mr_worker.work(job));
         // The master ends its worker last, unless the worker has failed.
         desk.close();
-        let led = leading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let led = master_thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let outcome = led?;
         worked?;
-        say(&Event::Done(Done {
+        reply(&Event::Done(Done {
             seconds: outcome.phases.sum(),
             phases: outcome.phases,
             files: outcome.sources.len(),
@@ -340,11 +346,11 @@ fn work_on<J: Job>(
 
 /// Ends the process of a worker that does not reach the master. While the worker's node runs, the master would wait for
 /// its results.
-fn end_if_alone(worked: Result<(), Error>) -> anyhow::Result<()> {
+fn exit_without_master(worked: Result<(), Error>) -> anyhow::Result<()> {
     match worked {
         Err(error @ Error::NoMaster(_)) => {
             // The parent process notices the exit status in any case; the message is optional.
-            let _ = say_failed(&error.into());
+            let _ = reply_failure(&error.into());
             std::process::exit(1);
         }
         Err(Error::Stopped) => Ok(()),
@@ -359,7 +365,7 @@ fn report_progress() -> impl FnMut(Progress) {
         if last.elapsed() >= PROGRESS_INTERVAL {
             last = Instant::now();
             // If the parent process has ended, so will this one.
-            let _ = say(&Event::Progress(progress));
+            let _ = reply(&Event::Progress(progress));
         }
     }
 }

@@ -3,13 +3,13 @@
 //! Workers are processes of this program, one for each node of a private cluster, and join as applications do. This
 //! process sends tasks to the workers and combines their results.
 
-mod away;
-mod crew;
 mod dsm;
 mod graph;
 mod kv;
 mod log;
 mod mapreduce;
+mod outage;
+mod pool;
 mod shards;
 mod worker;
 mod ycsb;
@@ -55,7 +55,7 @@ enum App {
 
 /// The cluster of an application.
 #[derive(Args, Clone, Debug)]
-struct Over {
+struct ClusterArgs {
     /// Processes of the application, each with its own node
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     nodes: u32,
@@ -77,7 +77,7 @@ struct Over {
 /// Default memory of each process.
 const ARENA_BYTES: ByteCount = ByteCount(2 << 30);
 
-impl Over {
+impl ClusterArgs {
     fn arena(&self) -> ByteCount {
         self.arena.unwrap_or(ARENA_BYTES)
     }
@@ -97,16 +97,16 @@ impl Over {
 }
 
 impl App {
-    fn over(&self) -> &Over {
+    fn cluster(&self) -> &ClusterArgs {
         match self {
-            App::Log(args) => &args.over,
-            App::Kv(args) => &args.over,
-            App::Pagerank(args) => &args.graph.over,
-            App::Components(args) => &args.graph.over,
-            App::Wordcount(args) => &args.over,
-            App::Grep(args) => &args.over,
-            App::Dsm(args) => &args.over,
-            App::Ycsb(args) => &args.over,
+            App::Log(args) => &args.cluster,
+            App::Kv(args) => &args.cluster,
+            App::Pagerank(args) => &args.graph.cluster,
+            App::Components(args) => &args.graph.cluster,
+            App::Wordcount(args) => &args.cluster,
+            App::Grep(args) => &args.cluster,
+            App::Dsm(args) => &args.cluster,
+            App::Ycsb(args) => &args.cluster,
         }
     }
 }
@@ -114,12 +114,12 @@ impl App {
 /// Runs an application and verifies its result. `dir` is the directory of a running cluster; with `None`, the
 /// application starts its own.
 pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
-    args.app.over().check(dir)?;
+    args.app.cluster().check(dir)?;
     match &args.app {
         App::Log(args) => log::run(dir, args),
         App::Kv(args) => kv::run(dir, args),
-        App::Pagerank(args) => graph::rank(dir, args),
-        App::Components(args) => graph::connect(dir, args),
+        App::Pagerank(args) => graph::run_pagerank(dir, args),
+        App::Components(args) => graph::run_components(dir, args),
         App::Wordcount(args) => mapreduce::run_wordcount(dir, args),
         App::Grep(args) => mapreduce::run_grep(dir, args),
         App::Dsm(args) => dsm::run(dir, args),
@@ -128,20 +128,20 @@ pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
 }
 
 /// Returns the name of a run: the given one, or else a random one, which lets several runs share a cluster.
-fn name_of(given: Option<&str>, app: &str) -> String {
+fn run_name(given: Option<&str>, app: &str) -> String {
     given.map_or_else(|| format!("halite-run-{app}-{:016x}", fastrand::u64(..)), str::to_owned)
 }
 
-/// Returns the name of the run to which a region belongs, if [`name_of`] chose this name for an application whose runs
+/// Returns the name of the run to which a region belongs, if [`run_name`] chose this name for an application whose runs
 /// claim their names.
-fn unnamed_run(region: &str) -> Option<&str> {
+fn run_with_random_name(region: &str) -> Option<&str> {
     let (run, _) = region.split_once('/')?;
     let number = ["halite-run-graph-", "halite-run-dsm-"].iter().find_map(|app| run.strip_prefix(app))?;
     (number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit())).then_some(run)
 }
 
 /// Parses the duration of a run.
-fn seconds(text: &str) -> Result<f64, String> {
+fn parse_seconds(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if (0.01..=86_400.0).contains(&value) { Ok(value) } else { Err("must be from 0.01 to 86400".to_owned()) }
 }

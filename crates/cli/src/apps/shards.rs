@@ -9,13 +9,13 @@ use halite::{Function, Permissions, RegionCause, RegionError, blocking};
 use halite_apps::kv::redis::Clock;
 use halite_apps::kv::{Local, Owner, SHARDS_MAX};
 
-use super::worker::{Worker, reported, say_failed};
-use super::{Over, away, crew};
+use super::worker::{Worker, reply_failure, report_failure};
+use super::{ClusterArgs, outage, pool};
 use crate::output::{self, UsageError};
 use crate::threads;
 
 /// The shard of a worker.
-pub(super) struct Place<'a> {
+pub(super) struct Shard<'a> {
     /// Name of the store.
     pub(super) name: &'a str,
     pub(super) number: usize,
@@ -28,9 +28,10 @@ pub(super) struct Place<'a> {
 }
 
 /// Checks the number of shards.
-pub(super) fn check(over: &Over) -> Result<(), UsageError> {
-    if over.nodes as usize > SHARDS_MAX {
-        let message = format!("--nodes {} is too large: a store has at most {SHARDS_MAX} shards", over.nodes);
+pub(super) fn check(cluster: &ClusterArgs) -> Result<(), UsageError> {
+    if cluster.nodes as usize > SHARDS_MAX {
+        let message =
+            format!("--nodes {} is too large: a store has at most {SHARDS_MAX} shards", cluster.nodes);
         return Err(UsageError(message));
     }
     Ok(())
@@ -41,14 +42,15 @@ pub(super) fn clock() -> Clock {
     Arc::new(|| SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64))
 }
 
-/// Creates a shard, serves it during `play`, and removes it in any case. The owner of shard 0 also removes the head.
-pub(super) fn own(
+/// Creates a shard, serves it during `body`, and removes the shard in any case. The owner of shard 0 also removes the
+/// head.
+pub(super) fn serve_during(
     worker: &Worker,
-    place: &Place<'_>,
+    shard: &Shard<'_>,
     clock: Clock,
-    play: impl FnOnce((usize, Local)) -> anyhow::Result<()>,
+    body: impl FnOnce((usize, Local)) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let &Place { name, number, functions, is_replacement, outlives_memory } = place;
+    let &Shard { name, number, functions, is_replacement, outlives_memory } = shard;
     let session = &worker.session;
     let function = Function(functions.0 + number as u32);
     if is_replacement {
@@ -71,24 +73,24 @@ pub(super) fn own(
             {
                 // The parent process notices the exit status in any case; the message is optional.
                 let why = anyhow::Error::msg(error.to_string()).context("the owner of a shard failed");
-                let _ = say_failed(&why);
+                let _ = reply_failure(&why);
                 std::process::exit(1);
             }
             served
         })?;
         // The failure must be reported before the shard ends, because then other workers fail, too.
-        let played = reported(play(shard));
+        let result = report_failure(body(shard));
         is_ending.store(true, Ordering::Relaxed);
         let freed = match number {
-            0 => away::remove(worker.is_over(), || free_head(session, name)),
+            0 => outage::retry_removal(worker.is_over(), || free_head(session, name)),
             _ => Ok(()),
         };
         stopper.stop();
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         if number == 0 {
-            forget_lost(session, name);
+            remove_lost_names(session, name);
         }
-        played?;
+        result?;
         freed.with_context(|| format!("cannot remove the store {name:?}"))?;
         served.context("the owner of a shard failed")
     })
@@ -119,9 +121,9 @@ fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError>
 }
 
 /// Removes the names of the store's regions that were lost with a node. Names what is left.
-fn forget_lost(session: &blocking::Session, name: &str) {
+fn remove_lost_names(session: &blocking::Session, name: &str) {
     let lost = session.list_lost().unwrap_or_default().into_iter();
-    for region in lost.map(|region| region.name).filter(|region| crew::is_part(region, name)) {
+    for region in lost.map(|region| region.name).filter(|region| pool::belongs_to_run(region, name)) {
         if let Err(error) = session.forget_name(&region) {
             output::note(&format!("{error}; `halite rm {region}` removes the name"));
         }

@@ -15,7 +15,7 @@ use clap::Args;
 use halite::{Config, Node, NodeId, Provider, ServeCause, ServeOptions, blocking};
 use serde::{Deserialize, Serialize};
 
-use super::{crew, dsm, graph, kv, log, mapreduce, ycsb};
+use super::{dsm, graph, kv, log, mapreduce, pool, ycsb};
 use crate::args::network;
 use crate::client;
 use crate::metrics_at::MetricsAt;
@@ -44,7 +44,7 @@ pub struct WorkerArgs {
 
 /// A message to a worker.
 #[derive(Serialize, Deserialize, Debug)]
-pub enum Line {
+pub enum Request {
     /// Take the name of the run, so that no other run of the cluster can use it.
     Claim(String),
     /// Prepare this task.
@@ -79,7 +79,7 @@ pub enum Task {
 
 impl Task {
     /// Returns the name of the run.
-    fn run(&self) -> &str {
+    fn run_name(&self) -> &str {
         match self {
             Task::Dsm(task) => &task.name,
             Task::Graph(task) => &task.name,
@@ -91,17 +91,17 @@ impl Task {
     }
 
     /// Returns true if the task ends soon after the end of input, and removes its regions.
-    fn can_be_stopped(&self) -> bool {
+    fn is_stoppable(&self) -> bool {
         !matches!(self, Task::Dsm(_) | Task::Graph(_))
     }
 }
 
 /// A message of a worker.
 #[derive(Serialize, Deserialize, Debug)]
-pub enum Answer {
+pub enum Reply {
     Done(serde_json::Value),
     /// The worker is waiting, for the reason in this text; its answer to the request follows later.
-    Waits(String),
+    Waiting(String),
     Failed(Failure),
 }
 
@@ -116,8 +116,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    fn of(error: &anyhow::Error) -> Failure {
-        Failure { why: output::reasons(error), at_ns: now_ns() }
+    fn new(error: &anyhow::Error) -> Failure {
+        Failure { why: output::error_chain(error), at_ns: now_ns() }
     }
 }
 
@@ -133,7 +133,7 @@ pub struct Joined {
 pub struct Worker {
     pub session: blocking::Session,
     pub node: NodeId,
-    lines: Receiver<Line>,
+    requests: Receiver<Request>,
     is_over: Arc<AtomicBool>,
 }
 
@@ -144,8 +144,13 @@ impl Worker {
     }
 
     /// Waits for the next message; returns `None` after the last one.
-    pub fn next(&self) -> Option<Line> {
-        self.lines.recv().ok()
+    pub fn next(&self) -> Option<Request> {
+        self.requests.recv().ok()
+    }
+
+    /// Waits for [`Request::Go`]. Fails if the parent process has ended.
+    pub fn wait_for_go(&self) -> anyhow::Result<()> {
+        if let Some(Request::Go) = self.next() { Ok(()) } else { parent_ended() }
     }
 }
 
@@ -154,12 +159,12 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     if args.node.is_some() {
         signals::die_with(args.parent)?;
     }
-    end_with_a_panic();
+    exit_on_panic();
     let mut config = Config { dir: dir.to_owned(), arena_bytes: args.arena, ..transport::config() };
     config.node = args.node.map(NodeId);
     config.metrics = args.metrics.0;
     config.providers = args.fabric.map_or(config.providers, |network| vec![network]);
-    let joined = match args.node.is_none() && client::is_of_another_user(dir) {
+    let joined = match args.node.is_none() && client::belongs_to_other_user(dir) {
         true => blocking::Session::attach(dir).map(|session| (session, None)).map_err(anyhow::Error::from),
         false => Node::embedded(config).map(|node| (node.blocking_session(), Some(node))).map_err(Into::into),
     };
@@ -167,58 +172,58 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     let (session, node) = match joined {
         Ok(joined) => joined,
         // The parent process prints the error.
-        Err(error) => return say_failed(&error),
+        Err(error) => return reply_failure(&error),
     };
     let id = session.node();
     let is_over = Arc::new(AtomicBool::new(false));
     // The regions of a private cluster end with its processes.
     let orphan = Arc::new(Orphan { dir: args.node.is_none().then(|| dir.to_owned()), ..Orphan::default() });
-    let lines = match listen(is_over.clone(), orphan.clone()) {
-        Ok(lines) => lines,
-        Err(refused) => return say_failed(&refused.into()),
+    let requests = match read_requests(is_over.clone(), orphan.clone()) {
+        Ok(requests) => requests,
+        Err(refused) => return reply_failure(&refused.into()),
     };
-    say(&Joined { node: id.0, metrics: node.as_ref().and_then(Node::metrics_address) })?;
-    let worker = Worker { session, node: id, lines, is_over };
+    reply(&Joined { node: id.0, metrics: node.as_ref().and_then(Node::metrics_address) })?;
+    let worker = Worker { session, node: id, requests, is_over };
     // The name is taken until this node leaves.
     let mut claims = Vec::new();
     let task = loop {
         match worker.next() {
-            Some(Line::Claim(name)) => match claim(&worker.session, &name) {
+            Some(Request::Claim(name)) => match claim(&worker.session, &name) {
                 Ok(server) => claims.push(server),
-                Err(error) => say_failed(&error)?,
+                Err(error) => reply_failure(&error)?,
             },
             other => break other,
         }
     };
-    if let Some(Line::Task(task)) = &task {
+    if let Some(Request::Task(task)) = &task {
         orphan.set_run(task);
     }
     let done = match task {
         None => Ok(()),
-        Some(Line::Task(Task::Dsm(task))) => dsm::work(&worker, &task),
-        Some(Line::Task(Task::Graph(task))) => graph::work(&worker, &task),
-        Some(Line::Task(Task::Kv(task))) => kv::work(&worker, &task),
-        Some(Line::Task(Task::Log(task))) => log::work(&worker, &task),
-        Some(Line::Task(Task::MapReduce(task))) => mapreduce::work(&worker, &task),
-        Some(Line::Task(Task::Ycsb(task))) => ycsb::work(&worker, &task),
+        Some(Request::Task(Task::Dsm(task))) => dsm::work(&worker, &task),
+        Some(Request::Task(Task::Graph(task))) => graph::work(&worker, &task),
+        Some(Request::Task(Task::Kv(task))) => kv::work(&worker, &task),
+        Some(Request::Task(Task::Log(task))) => log::work(&worker, &task),
+        Some(Request::Task(Task::MapReduce(task))) => mapreduce::work(&worker, &task),
+        Some(Request::Task(Task::Ycsb(task))) => ycsb::work(&worker, &task),
         Some(other) => bail!("expected a task, got {other:?}"),
     };
     // Fails if the parent process was killed; even then, the regions must be freed.
-    let told = done.or_else(|error| say_failed(&error));
+    let outcome = done.or_else(|error| reply_failure(&error));
     // This node leaves when the parent process says so, since other workers may still use its regions.
     while worker.next().is_some() {}
     drop((worker, claims));
     drop(node);
-    orphan.clear_if_abandoned();
-    told
+    orphan.free_if_abandoned();
+    outcome
 }
 
 /// Takes the name of a run for a server that no process calls: the directory gives a name to one server only, and takes
 /// it back when the server's process ends.
 fn claim(session: &blocking::Session, run: &str) -> anyhow::Result<blocking::Server> {
-    match session.serve_named(&crew::claim_of(run), ServeOptions::default()) {
+    match session.serve_named(&pool::claim_name(run), ServeOptions::default()) {
         Ok(server) => {
-            say(&())?;
+            reply(&())?;
             Ok(server)
         }
         Err(error) if matches!(error.cause(), ServeCause::NameTaken) => {
@@ -229,28 +234,33 @@ fn claim(session: &blocking::Session, run: &str) -> anyhow::Result<blocking::Ser
 }
 
 /// Makes a panic of any thread end the process, because other threads would wait for the panicked one.
-fn end_with_a_panic() {
-    let tell = std::panic::take_hook();
+fn exit_on_panic() {
+    let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        tell(panic);
+        previous(panic);
         std::process::exit(101);
     }));
 }
 
 /// Sends an answer to the parent process.
-pub fn say(value: &impl Serialize) -> anyhow::Result<()> {
-    Ok(output::print_json(&Answer::Done(serde_json::to_value(value)?))?)
+pub fn reply(value: &impl Serialize) -> anyhow::Result<()> {
+    Ok(output::print_json(&Reply::Done(serde_json::to_value(value)?))?)
 }
 
 /// Sends a failure to the parent process.
-pub fn say_failed(error: &anyhow::Error) -> anyhow::Result<()> {
-    Ok(output::print_json(&Answer::Failed(Failure::of(error)))?)
+pub fn reply_failure(error: &anyhow::Error) -> anyhow::Result<()> {
+    Ok(output::print_json(&Reply::Failed(Failure::new(error)))?)
+}
+
+/// Returns the error of a worker whose parent process has ended.
+pub fn parent_ended<T>() -> anyhow::Result<T> {
+    bail!("the parent of this worker has ended")
 }
 
 /// Reports a failure at once, so that the parent process ends all workers. Returns `done`.
-pub fn reported<T>(done: anyhow::Result<T>) -> anyhow::Result<T> {
+pub fn report_failure<T>(done: anyhow::Result<T>) -> anyhow::Result<T> {
     if let Err(error) = &done {
-        say_failed(error)?;
+        reply_failure(error)?;
     }
     done
 }
@@ -271,32 +281,32 @@ struct Orphan {
     dir: Option<PathBuf>,
     /// Name of the run, and true if its task can be stopped.
     run: OnceLock<(String, bool)>,
-    /// Set if input ended without [`Line::Leave`].
+    /// Set if input ended without [`Request::Leave`].
     is_abandoned: AtomicBool,
 }
 
 impl Orphan {
     fn set_run(&self, task: &Task) {
-        let _is_first = self.run.set((task.run().to_owned(), task.can_be_stopped()));
+        let _is_first = self.run.set((task.run_name().to_owned(), task.is_stoppable()));
     }
 
     /// Returns the cluster and the name of the run whose regions the workers must free.
-    fn left(&self) -> Option<(&Path, &str)> {
+    fn regions_to_free(&self) -> Option<(&Path, &str)> {
         let (dir, (run, _)) = self.dir.as_deref().zip(self.run.get())?;
         self.is_abandoned.load(Ordering::Relaxed).then_some((dir, &**run))
     }
 
     /// Frees the regions of a run whose parent process was killed. Also frees those of killed workers.
-    fn clear_if_abandoned(&self) {
-        let Some((dir, run)) = self.left() else { return };
-        if let Err(error) = crew::sweep(dir, run) {
-            output::note(&crew::left_behind(dir, run, &error));
+    fn free_if_abandoned(&self) {
+        let Some((dir, run)) = self.regions_to_free() else { return };
+        if let Err(error) = pool::sweep(dir, run) {
+            output::note(&pool::leftover_note(dir, run, &error));
         }
     }
 
     /// Ends this process while its task runs.
-    fn end(&self) -> ! {
-        if let Some((dir, run)) = self.left()
+    fn exit(&self) -> ! {
+        if let Some((dir, run)) = self.regions_to_free()
             && let Ok(program) = std::env::current_exe()
         {
             // The task may still create regions, so another process frees them after the end of this one.
@@ -312,26 +322,29 @@ impl Orphan {
 
 /// Reads messages from standard input on a thread. Input also ends when the parent process is killed; the worker then
 /// removes the regions of the run.
-fn listen(is_over: Arc<AtomicBool>, orphan: Arc<Orphan>) -> Result<Receiver<Line>, threads::Refused> {
-    let (teller, lines) = mpsc::channel();
+fn read_requests(
+    is_over: Arc<AtomicBool>,
+    orphan: Arc<Orphan>,
+) -> Result<Receiver<Request>, threads::Refused> {
+    let (sender, requests) = mpsc::channel();
     threads::spawn("halite-parent", move || {
         let mut is_orderly = false;
         for line in io::stdin().lock().lines() {
             let Some(line) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else { break };
-            is_orderly = matches!(line, Line::Leave);
-            if is_orderly || teller.send(line).is_err() {
+            is_orderly = matches!(line, Request::Leave);
+            if is_orderly || sender.send(line).is_err() {
                 break;
             }
         }
         orphan.is_abandoned.store(!is_orderly, Ordering::Relaxed);
         is_over.store(true, Ordering::Relaxed);
-        drop(teller);
-        if is_orderly || orphan.run.get().is_none_or(|(_, can_be_stopped)| *can_be_stopped) {
+        drop(sender);
+        if is_orderly || orphan.run.get().is_none_or(|(_, is_stoppable)| *is_stoppable) {
             std::thread::sleep(GRACE);
         }
-        orphan.end()
+        orphan.exit()
     })?;
-    Ok(lines)
+    Ok(requests)
 }
 
 /// Arguments of `halite run-sweep`
@@ -344,5 +357,5 @@ pub struct SweepArgs {
 /// Frees the regions of a run that was killed, once the worker that started this process has ended.
 pub fn sweep(dir: &Path, args: &SweepArgs) -> anyhow::Result<()> {
     io::copy(&mut io::stdin().lock(), &mut io::sink())?;
-    crew::sweep(dir, &args.run)
+    pool::sweep(dir, &args.run)
 }

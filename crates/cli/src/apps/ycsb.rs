@@ -16,11 +16,11 @@ use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-use super::Over;
-use super::away::Outage;
-use super::crew::Crew;
-use super::shards::{self, Place};
-use super::worker::{self, Line, Worker, say};
+use super::ClusterArgs;
+use super::outage::Outage;
+use super::pool::WorkerPool;
+use super::shards::{self, Shard};
+use super::worker::{self, Request, Worker, parent_ended, reply};
 use crate::bytes::ByteCount;
 use crate::output;
 use crate::progress;
@@ -46,13 +46,13 @@ pub struct YcsbArgs {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
     /// Duration of the run
-    #[arg(long, default_value_t = 3.0, value_name = "SECONDS", value_parser = super::seconds)]
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS", value_parser = super::parse_seconds)]
     seconds: f64,
     /// Name of the store; it is removed at the end
     #[arg(long, default_value = "halite-run-ycsb")]
     name: String,
     #[command(flatten)]
-    pub(super) over: Over,
+    pub(super) cluster: ClusterArgs,
 }
 
 /// YCSB's core workloads that only read and update.
@@ -106,7 +106,7 @@ struct Done {
     /// Number of keys at the end, if this worker counted them.
     keys: Option<u64>,
     /// Number of waits for the directory of names.
-    away: u64,
+    directory_waits: u64,
     /// Number of updates that each thread of this worker has begun.
     begun: Vec<u64>,
     /// For each thread of the run, the number of its latest update that this worker has read.
@@ -149,18 +149,18 @@ pub fn run(dir: Option<&Path>, args: &YcsbArgs) -> anyhow::Result<()> {
         );
         return Err(output::UsageError(message).into());
     }
-    shards::check(&args.over)?;
-    let outcome = Crew::start(dir, &args.over)?.play(|crew| play(crew, dir.is_none(), args))?;
-    print(&outcome, args.over.json)?;
+    shards::check(&args.cluster)?;
+    let outcome = WorkerPool::start(dir, &args.cluster)?.run(|pool| coordinate(pool, dir.is_none(), args))?;
+    print_outcome(&outcome, args.cluster.json)?;
     if !outcome.verified {
         bail!("store verification failed: a value is missing, or differs from the one that was set");
     }
     Ok(())
 }
 
-fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcome> {
-    crew.claim(&args.name)?;
-    let workers = crew.len();
+fn coordinate(pool: &mut WorkerPool, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcome> {
+    pool.claim(&args.name)?;
+    let workers = pool.len();
     let mut nodes = Vec::new();
     for number in 0..workers {
         let threads = (0..u64::from(args.threads)).filter(|thread| *thread as usize % workers == number);
@@ -176,21 +176,21 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
             ns: (args.seconds * 1e9) as u64,
         };
         // Each worker creates its shard and returns its node.
-        nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Ycsb(task)))?);
-        crew.note_made(&args.name);
+        nodes.push(pool.request::<u32>(number, &Request::Task(worker::Task::Ycsb(task)))?);
+        pool.set_regions_name(&args.name);
     }
     // The first worker must create the store before the others open it.
     for number in 0..workers {
-        crew.ask::<()>(number, &Line::Nodes(nodes.clone()))?;
+        pool.request::<()>(number, &Request::Nodes(nodes.clone()))?;
     }
     // No worker may measure before all have filled the store.
-    crew.tell(&Line::Go)?;
-    crew.receive::<()>()?;
-    let passing = progress::passing(args.seconds, "measuring");
-    crew.tell(&Line::Go)?;
-    let done: Vec<Done> = crew.receive_noting(|text| passing.note(text))?;
-    drop(passing);
-    crew.ask::<()>(0, &Line::Clear)?;
+    pool.send_all(&Request::Go)?;
+    pool.receive_all::<()>()?;
+    let bar = progress::time_bar(args.seconds, "measuring");
+    pool.send_all(&Request::Go)?;
+    let done: Vec<Done> = pool.receive_all_noting(|text| bar.note(text))?;
+    drop(bar);
+    pool.request::<()>(0, &Request::Clear)?;
     let sum = |of: fn(&Done) -> u64| done.iter().map(of).sum::<u64>();
     let worst = |of: fn(&Done) -> u64| done.iter().map(of).max().unwrap_or(0) as f64 / 1e3;
     let (reads, updates) = (sum(|done| done.reads), sum(|done| done.updates));
@@ -198,14 +198,14 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
     let has_updates = args.workload != Workload::C;
     let keys = done.iter().find_map(|done| done.keys);
     let mut latest = Latest::new(args.threads);
-    done.iter().for_each(|done| latest.join(&done.latest));
+    done.iter().for_each(|done| latest.merge(&done.latest));
     let begun = |thread: usize| done[thread % workers].begun[thread / workers];
     let are_begun = latest.numbers().iter().enumerate().all(|(thread, number)| *number <= begun(thread));
     Ok(Outcome {
         app: "ycsb",
         workload: args.workload,
         nodes: workers,
-        fabric: is_own.then(|| args.over.fabric().name()),
+        fabric: is_own.then(|| args.cluster.fabric().name()),
         keys: args.keys,
         value: args.value.0,
         threads: args.threads,
@@ -218,12 +218,12 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
         read_p99_us: worst(|done| done.read_ns[1]),
         update_p50_us: has_updates.then(|| worst(|done| done.update_ns[0])),
         update_p99_us: has_updates.then(|| worst(|done| done.update_ns[1])),
-        waits_for_directory: sum(|done| done.away),
+        waits_for_directory: sum(|done| done.directory_waits),
         verified: sum(|done| done.errors) == 0 && keys == Some(args.keys) && are_begun,
     })
 }
 
-fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
+fn print_outcome(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
     if is_json {
         return Ok(output::print_json(outcome)?);
     }
@@ -243,56 +243,52 @@ fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
 /// Executes the task of a worker, and reports the result to the parent process.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let &Task { number, .. } = task;
-    let place = Place {
+    let shard = Shard {
         name: &task.name,
         number,
         functions: FUNCTION,
         is_replacement: false,
         outlives_memory: false,
     };
-    shards::own(worker, &place, shards::clock(), |_| play_part(worker, task))
+    shards::serve_during(worker, &shard, shards::clock(), |_| run_task(worker, task))
 }
 
-fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
+fn run_task(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let session = &worker.session;
-    say(&worker.node.0)?;
-    let Some(Line::Nodes(nodes)) = worker.next() else { return parent_ended() };
+    reply(&worker.node.0)?;
+    let Some(Request::Nodes(nodes)) = worker.next() else { return parent_ended() };
     let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
     if task.number == 0 {
         let creating = Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
         session.block_on(creating).with_context(|| format!("cannot create the store {:?}", task.name))?;
     }
     let mut store = open(session, task)?;
-    say(&())?;
-    let Some(Line::Go) = worker.next() else { return parent_ended() };
+    reply(&())?;
+    worker.wait_for_go()?;
     fill(worker, task, &mut store)?;
-    say(&())?;
-    let Some(Line::Go) = worker.next() else { return parent_ended() };
+    reply(&())?;
+    worker.wait_for_go()?;
     let is_over = worker.is_over();
     let known = match task.workload {
-        Workload::C => Known::of_no_updates(),
+        Workload::C => Known::without_updates(),
         _ => Known::new(task.threads_in_all, &task.threads, task.keys),
     };
     let threads = std::thread::scope(|scope| {
-        let ask = |thread| ask(session, task, thread, &known, is_over);
-        let works = task.threads.iter().map(|thread| move || ask(*thread));
+        let run = |thread| run_operations(session, task, thread, &known, is_over);
+        let works = task.threads.iter().map(|thread| move || run(*thread));
         threads::start_all(scope, works)?
             .into_iter()
             .map(threads::Member::join)
             .collect::<anyhow::Result<Vec<_>>>()
     })?;
     let keys = if task.number == 0 { Some(session.block_on(store.count())?) } else { None };
-    say(&Counts::done(threads, keys, task, &known)?)?;
+    reply(&Counts::merge(threads, keys, task, &known)?)?;
     // The shard must stay until all workers have finished reading.
-    if let Some(Line::Clear) = worker.next() {
-        say(&())?;
+    if let Some(Request::Clear) = worker.next() {
+        reply(&())?;
     }
     while worker.next().is_some() {}
     Ok(())
-}
-
-fn parent_ended() -> anyhow::Result<()> {
-    bail!("the parent of this worker has ended")
 }
 
 fn open(session: &blocking::Session, task: &Task) -> anyhow::Result<Store> {
@@ -302,21 +298,21 @@ fn open(session: &blocking::Session, task: &Task) -> anyhow::Result<Store> {
 /// Sets this worker's part of the keys.
 fn fill(worker: &Worker, task: &Task, store: &mut Store) -> anyhow::Result<()> {
     let mut value = vec![0; task.value];
-    let mut away = Outage::new(worker.is_over());
+    let mut outage = Outage::new(worker.is_over());
     for key in (task.number as u64..task.keys).step_by(task.workers) {
         if worker.is_over().load(Ordering::Relaxed) {
             return parent_ended();
         }
         write_value(&mut value, key, Update::default());
-        let set =
-            away.retry(|| worker.session.block_on(store.set(&key_of(key), &value, SetOptions::default())));
+        let set = outage
+            .retry(|| worker.session.block_on(store.set(&format_key(key), &value, SetOptions::default())));
         set.with_context(|| format!("cannot set key {key}"))?;
     }
     Ok(())
 }
 
 /// Returns a key with YCSB's format.
-fn key_of(key: u64) -> Vec<u8> {
+fn format_key(key: u64) -> Vec<u8> {
     format!("user{key:012}").into_bytes()
 }
 
@@ -326,7 +322,7 @@ struct Counts {
     updates: Histogram<u64>,
     errors: u64,
     ns: u64,
-    away: u64,
+    directory_waits: u64,
     latest: Latest,
 }
 
@@ -337,18 +333,25 @@ impl Counts {
     fn new(task: &Task) -> anyhow::Result<Counts> {
         let histogram = || Histogram::new_with_max(LATENCY_NS_MAX, 3);
         let latest = Latest::new(task.threads_in_all);
-        Ok(Counts { reads: histogram()?, updates: histogram()?, errors: 0, ns: 0, away: 0, latest })
+        Ok(Counts {
+            reads: histogram()?,
+            updates: histogram()?,
+            errors: 0,
+            ns: 0,
+            directory_waits: 0,
+            latest,
+        })
     }
 
-    fn done(threads: Vec<Counts>, keys: Option<u64>, task: &Task, known: &Known) -> anyhow::Result<Done> {
+    fn merge(threads: Vec<Counts>, keys: Option<u64>, task: &Task, known: &Known) -> anyhow::Result<Done> {
         let mut all = Counts::new(task)?;
         for thread in threads {
             all.reads.add(&thread.reads)?;
             all.updates.add(&thread.updates)?;
             all.errors += thread.errors;
             all.ns = all.ns.max(thread.ns);
-            all.away += thread.away;
-            all.latest.join(thread.latest.numbers());
+            all.directory_waits += thread.directory_waits;
+            all.latest.merge(thread.latest.numbers());
         }
         let quantiles =
             |times: &Histogram<u64>| [0.5, 0.99].map(|quantile| times.value_at_quantile(quantile));
@@ -360,22 +363,22 @@ impl Counts {
             read_ns: quantiles(&all.reads),
             update_ns: quantiles(&all.updates),
             keys,
-            away: all.away,
-            begun: task.threads.iter().map(|thread| known.begun(*thread)).collect(),
+            directory_waits: all.directory_waits,
+            begun: task.threads.iter().map(|thread| known.updates_begun(*thread)).collect(),
             latest: all.latest.numbers().to_vec(),
         })
     }
 }
 
 /// Reads and updates values until the time is over.
-fn ask(
+fn run_operations(
     session: &blocking::Session,
     task: &Task,
     thread: u64,
     known: &Known,
     is_over: &AtomicBool,
 ) -> anyhow::Result<Counts> {
-    let mut away = Outage::new(is_over);
+    let mut outage = Outage::new(is_over);
     let mut store = open(session, task)?;
     let mut counts = Counts::new(task)?;
     let mut random = Pcg64Mcg::seed_from_u64(thread);
@@ -390,17 +393,18 @@ fn ask(
         let key = fastrand::Rng::with_seed(rank).u64(..task.keys);
         let is_update = random.next_u32() % 1000 < task.workload.updates_per_mille();
         if is_update {
-            let update = known.begin(thread);
+            let update = known.begin_update(thread);
             write_value(&mut value, key, update);
-            let set = away.retry(|| session.block_on(store.set(&key_of(key), &value, SetOptions::default())));
+            let set =
+                outage.retry(|| session.block_on(store.set(&format_key(key), &value, SetOptions::default())));
             counts.errors += u64::from(!set.with_context(|| format!("cannot set key {key}"))?);
-            known.note(key, update);
+            known.record(key, update);
         } else {
             let before = known.before(key);
-            let got = away.retry(|| session.block_on(store.get_into(&key_of(key), &mut found)));
+            let got = outage.retry(|| session.block_on(store.get_into(&format_key(key), &mut found)));
             let is_there = got.with_context(|| format!("cannot get key {key}"))?;
             match known.check(&found, key, task.value, before).filter(|_| is_there) {
-                Some(update) => counts.latest.note(update),
+                Some(update) => counts.latest.record(update),
                 None => counts.errors += 1,
             }
         }
@@ -410,7 +414,7 @@ fn ask(
         last = now;
         if now - begin >= limit || is_over.load(Ordering::Relaxed) {
             counts.ns = (now - begin).as_nanos() as u64;
-            counts.away = away.waits;
+            counts.directory_waits = outage.waits;
             return Ok(counts);
         }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use halite::{Permissions, Who};
 
-use super::regions::attempting;
+use super::regions::command_error;
 use crate::args::{Grant, Revoke};
 use crate::client;
 use crate::letters;
@@ -37,7 +37,7 @@ fn change(dir: &Path, name: &str, who: &str, change: Change) -> anyhow::Result<(
         Change::Revoke(permissions) => ("revoke", permissions, "from"),
     };
     let object = format!("{} on {name:?} {preposition} {who}", letters::format(permissions));
-    let failed = attempting(operation, object);
+    let failed = command_error(operation, object);
     let lh = client.session.map(name, Permissions::MASTER).map_err(&failed)?;
     let changed = match change {
         Change::Grant(permissions) => client.session.grant(lh, target, permissions),

@@ -28,17 +28,17 @@ pub fn run(
     if args.json {
         let lines: String = settings.iter().map(|setting| output::json_line(setting) + "\n").collect();
         output::print(&lines)?;
-        return complain(&complaints);
+        return fail_on(&complaints);
     }
     let mut table = Table::new(&[("key", Align::Left), ("value", Align::Left), ("source", Align::Left)]);
     for Setting { key, value, source } in settings {
         table.row(vec![key, value.unwrap_or_else(|| "-".to_owned()), source]);
     }
     output::print(&table.to_string())?;
-    complain(&complaints)
+    fail_on(&complaints)
 }
 
-fn complain(complaints: &[String]) -> anyhow::Result<()> {
+fn fail_on(complaints: &[String]) -> anyhow::Result<()> {
     match complaints {
         [] => Ok(()),
         _ => Err(UsageError(complaints.join("\nhalite: ")).into()),

@@ -33,7 +33,7 @@ fn show(dir: &Path) -> anyhow::Result<()> {
 
 fn move_names(dir: &Path, to: &EtcdAddress) -> anyhow::Result<()> {
     let moved = Client::join(dir)?.session.move_names(to)?;
-    output::print(&format!("moved {} to {to:?}\n", counted(&moved)))?;
+    output::print(&format!("moved {} to {to:?}\n", format_count(&moved)))?;
     Ok(())
 }
 
@@ -45,12 +45,12 @@ fn move_back(dir: &Path) -> anyhow::Result<()> {
     let Some(etcd) = known else { return Ok(output::print("names are at node 0\n")?) };
     output::print(&format!(
         "moved {} to node 0, which must run for names from now on\nNodes leave {etcd:?}: start them without --directory, and those of other hosts with --join. Once all nodes are\nconnected, the keys below its prefix are no longer needed (etcdctl del --prefix PREFIX/).\n",
-        counted(&moved)
+        format_count(&moved)
     ))?;
     Ok(())
 }
 
-fn counted(moved: &NamesMoved) -> String {
+fn format_count(moved: &NamesMoved) -> String {
     match moved.lost {
         0 => format!("{} names", moved.names),
         lost => format!("{} names, and {lost} of lost regions", moved.names),

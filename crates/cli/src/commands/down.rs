@@ -14,7 +14,7 @@ use crate::control::{self, Found, GRACE, Outcome, Unlisted};
 use crate::output;
 
 /// Maximum number of rounds; another round is necessary if nodes join meanwhile.
-const ROUNDS: u32 = 5;
+const ROUNDS_MAX: u32 = 5;
 
 /// Stops the nodes that listen in `path`, and with `--all` also applications. Fails unless all of them have ended.
 pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
@@ -24,12 +24,12 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     };
     let wanted = |node| args.all || node < EPHEMERAL_NODE_MIN;
     let unlisted = Unlisted::find(&dir, wanted).unwrap_or_else(|error| {
-        let reason = output::reasons(&error);
+        let reason = output::error_chain(&error);
         output::note(&format!("cannot ask the cluster for its members ({reason}); using its files"));
         Unlisted::default()
     });
     let (mut stopped, elsewhere) = (0, unlisted.elsewhere());
-    if !unlisted.is_none_here() {
+    if !unlisted.has_none_here() {
         // Node 0 stays for now, since only it knows the unlisted nodes.
         stopped += stop_found(&dir, |node| node != 0 && wanted(node))?;
         check_all_listed(unlisted, path)?;
@@ -39,8 +39,8 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     if stopped == 0 {
         output::note(&format!("no node is running in {}", path.display()));
     }
-    remove_residue(&dir)?;
-    elsewhere.iter().for_each(|stay| output::note(stay));
+    remove_stale_files(&dir)?;
+    elsewhere.iter().for_each(|text| output::note(text));
     if let Some(applications) = applications(&dir)? {
         output::note(&format!("{applications}; `halite down --all --dir {}` stops them too", path.display()));
     }
@@ -50,7 +50,7 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
 /// Stops all nodes that listen; returns their number.
 fn stop_found(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<u32> {
     let mut stopped = 0;
-    for _ in 0..ROUNDS {
+    for _ in 0..ROUNDS_MAX {
         let found = find(dir, &wanted)?;
         if found.targets.is_empty() {
             break;
@@ -92,7 +92,7 @@ fn check_all_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
 fn check_all_ended(found: &Found, path: &Path) -> anyhow::Result<()> {
     if let Some(hidden) = found.hidden.first() {
         let Presence { node, pid, .. } = hidden.presence;
-        if hidden.is_elsewhere() {
+        if hidden.is_in_other_pid_namespace() {
             bail!(
                 "cannot stop node {node} in {0}: its process is in another pid namespace, which signals from here do \
                  not reach; run `halite down --dir {0}` there",
@@ -140,6 +140,6 @@ pub fn applications(dir: &ClusterDir) -> anyhow::Result<Option<String>> {
 }
 
 /// Removes the files of dead nodes, except their logs.
-pub fn remove_residue(dir: &ClusterDir) -> anyhow::Result<()> {
+pub fn remove_stale_files(dir: &ClusterDir) -> anyhow::Result<()> {
     dir.clean().with_context(|| format!("cannot clean {}", dir.path().display()))
 }

@@ -10,52 +10,52 @@ use halite::{Drained, Leftover, NodeId, NodeState, NodeStatus, RegionError, Regi
 
 use crate::args::Drain;
 use crate::bytes::ByteCount;
-use crate::client::{self, Attached};
+use crate::client::{self, Client};
 use crate::output;
 
 /// Maximum time for a drained node to leave.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Polling interval, because no event announces that a node has left.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Drains the node. Returns when the node has left the cluster, or when it stays because regions remain.
 pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     let node = NodeId(args.node);
-    let client = enter(dir, node).with_context(|| format!("node {node} is not drained"))?;
+    let client = connect(dir, node).with_context(|| format!("node {node} is not drained"))?;
     // `None` for a node of another host.
     let process = cluster_dir::nodes(dir)?.into_iter().find(|known| known.node == node && known.alive);
     let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.destroy);
     let mut drained = drained.map_err(|error| explain(error, &client, node))?;
     name_chunks(&client, &mut drained);
-    output::print(&(sentence(args.node, &drained) + "\n"))?;
-    for line in leftovers(&drained) {
+    output::print(&(summary(args.node, &drained) + "\n"))?;
+    for line in remaining_regions(&drained) {
         output::print(&(line + "\n"))?;
     }
     match drained.left_count > 0 && !args.destroy {
         true => output::print(&format!(
             "node {node} keeps running with these regions; `halite drain {node} --destroy` stops it and loses the regions that cannot move\n"
         ))?,
-        false => await_end(dir, &client, node, process.as_ref())?,
+        false => wait_until_left(dir, &client, node, process.as_ref())?,
     }
-    Ok(status(drained.left_count))
+    Ok(exit_code(drained.left_count))
 }
 
 /// Attaches to another node of this host, joins, or, if node 0 cannot be reached, attaches to the node itself: at once if
 /// no other node of this host accepts sessions and the node itself has lost node 0.
-fn enter(dir: &Path, node: NodeId) -> anyhow::Result<Attached> {
-    let has_lost_first =
-        |own: &Attached| own.session.seen(NodeId(0)).is_some_and(|seen| seen.reason.is_some());
-    if client::session_of_host(dir, |other| other != node).is_none()
-        && let Some(own) = client::attach_to(dir, node).filter(has_lost_first)
+fn connect(dir: &Path, node: NodeId) -> anyhow::Result<Client> {
+    let has_lost_node_0 =
+        |own: &Client| own.session.seen(NodeId(0)).is_some_and(|seen| seen.reason.is_some());
+    if client::attach_where(dir, |other| other != node).is_none()
+        && let Some(own) = client::attach_to(dir, node).filter(has_lost_node_0)
     {
         return Ok(own);
     }
-    let joined = client::attach_beside(dir, node);
+    let joined = client::attach_to_other(dir, node);
     joined.or_else(|error| client::attach_to(dir, node).ok_or(error))
 }
 
 /// Replaces an error that advises to wait for the node, if its process is over.
-fn explain(error: RegionError, client: &Attached, node: NodeId) -> anyhow::Error {
+fn explain(error: RegionError, client: &Client, node: NodeId) -> anyhow::Error {
     // If no node answers, the error stays.
     let nodes = client.session.status().unwrap_or_default();
     match nodes.iter().find(|known| known.node == node).map(|known| known.state) {
@@ -68,7 +68,7 @@ fn explain(error: RegionError, client: &Attached, node: NodeId) -> anyhow::Error
 }
 
 /// Adds the names of regions of which the node has only chunks: their homes, on other nodes, know the names.
-fn name_chunks(client: &Attached, drained: &mut Drained) {
+fn name_chunks(client: &Client, drained: &mut Drained) {
     if drained.left.iter().all(|left| left.name.is_some()) {
         return;
     }
@@ -82,8 +82,13 @@ fn name_chunks(client: &Attached, drained: &mut Drained) {
 
 /// Waits until all members know that the node has left, and its process, if it is on this host, has ended. The node's
 /// number can then be used again. A session of the node itself ends with it, and sees the end of the process only.
-fn await_end(dir: &Path, client: &Attached, node: NodeId, process: Option<&Presence>) -> anyhow::Result<()> {
-    let deadline = Instant::now() + LEAVE_PATIENCE;
+fn wait_until_left(
+    dir: &Path,
+    client: &Client,
+    node: NodeId,
+    process: Option<&Presence>,
+) -> anyhow::Result<()> {
+    let deadline = Instant::now() + LEAVE_TIMEOUT;
     let is_there =
         |state: NodeState| state.is_there() || matches!(state, NodeState::Draining | NodeState::Silent);
     let is_known =
@@ -97,21 +102,21 @@ fn await_end(dir: &Path, client: &Attached, node: NodeId, process: Option<&Prese
         if Instant::now() >= deadline {
             bail!(
                 "node {node} is drained, but has not left within {} s; see `halite status`",
-                LEAVE_PATIENCE.as_secs()
+                LEAVE_TIMEOUT.as_secs()
             );
         }
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(POLL_INTERVAL);
     }
     output::print(&format!("node {node} has left\n"))?;
     Ok(())
 }
 
 /// Returns exit status 3 if regions remain, otherwise success.
-pub fn status(left: u64) -> ExitCode {
+pub fn exit_code(left: u64) -> ExitCode {
     if left == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) }
 }
 
-pub fn sentence(node: u32, drained: &Drained) -> String {
+pub fn summary(node: u32, drained: &Drained) -> String {
     let Drained { moved, moved_bytes, left_count, .. } = drained;
     let bytes = ByteCount(*moved_bytes);
     match left_count {
@@ -123,8 +128,8 @@ pub fn sentence(node: u32, drained: &Drained) -> String {
 }
 
 /// Formats one line for each named region that remains.
-pub fn leftovers(drained: &Drained) -> Vec<String> {
-    let mut lines: Vec<String> = drained.left.iter().map(leftover).collect();
+pub fn remaining_regions(drained: &Drained) -> Vec<String> {
+    let mut lines: Vec<String> = drained.left.iter().map(remaining_region).collect();
     let unnamed = drained.left_count.saturating_sub(lines.len() as u64);
     if unnamed > 0 {
         lines.push(format!("and {unnamed} more"));
@@ -132,7 +137,7 @@ pub fn leftovers(drained: &Drained) -> Vec<String> {
     lines
 }
 
-fn leftover(left: &Leftover) -> String {
+fn remaining_region(left: &Leftover) -> String {
     let what = match left.name.as_deref() {
         Some(name) => match (name.strip_prefix("\0l"), name.strip_prefix("\0b")) {
             (Some(lock), _) => format!("lock {lock:?}"),

@@ -17,10 +17,10 @@ use crate::output;
 pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
     match args.what.parse().map(NodeId) {
         Ok(node) if !args.region => {
-            let client = client::attach_beside(dir, node)?;
+            let client = client::attach_to_other(dir, node)?;
             let explained = client.session.explain_peer(node);
             print(
-                &explained.map_err(|error| or_region(error, &client.session, &args.what))?,
+                &explained.map_err(|error| suggest_region(error, &client.session, &args.what))?,
                 args.listing.json,
             )
         }
@@ -33,7 +33,7 @@ pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
 }
 
 /// Adds to an error about a number that belongs to no node that a region has this name, if one does.
-fn or_region(error: RegionError, session: &blocking::Session, name: &str) -> anyhow::Error {
+fn suggest_region(error: RegionError, session: &blocking::Session, name: &str) -> anyhow::Error {
     match error.cause {
         RegionCause::UnknownNode(_) if session.stat(name).is_ok() => {
             anyhow!("{error}; a region has this name: add --region")

@@ -8,7 +8,7 @@ use futures_util::future::try_join;
 use halite::{AccessError, Lh, Permissions, RegionInfo, blocking};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::regions::attempting;
+use super::regions::command_error;
 use crate::args::Get;
 use crate::client;
 use crate::output;
@@ -25,13 +25,13 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     }
     let client = client::attach(dir)?;
     let session = client.session.as_async();
-    let asked = try_join(session.map(&args.name, Permissions::READ), session.stat(&args.name));
-    let asked = client.session.block_on(asked);
-    let (lh, region) = asked.map_err(attempting("get", format!("{:?}", args.name)))?;
+    let mapped = try_join(session.map(&args.name, Permissions::READ), session.stat(&args.name));
+    let mapped = client.session.block_on(mapped);
+    let (lh, region) = mapped.map_err(command_error("get", format!("{:?}", args.name)))?;
     check_complete(&region, &args.name)?;
-    let region_len = client.session.len(lh).map_err(naming(&args.name))?;
-    let end = End::read(&client.session, lh, region_len).map_err(naming(&args.name))?;
-    let (len, expected) = match end.trailer(region_len, &args.name)? {
+    let region_len = client.session.len(lh).map_err(with_region_name(&args.name))?;
+    let tail = Tail::read(&client.session, lh, region_len).map_err(with_region_name(&args.name))?;
+    let (len, expected) = match tail.trailer(region_len, &args.name)? {
         Some(Trailer { len, checksum }) => (len, Some(checksum)),
         None => {
             output::note(&format!(
@@ -45,7 +45,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     let interrupt = Sink::is_file(args.output.as_deref()).then(Interrupt::listen).transpose();
     let interrupt = interrupt.context("cannot listen for signals")?;
     let mut sink = Sink::create(args.output.as_deref())?;
-    let actual = match end.all_before(region_len, len) {
+    let actual = match tail.whole_content(region_len, len) {
         Some(bytes) => {
             sink.write(bytes)?;
             xxh3_64(bytes)
@@ -62,7 +62,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
 }
 
 /// Returns a function that makes an error about an access show the region's name.
-fn naming(name: &str) -> impl Fn(AccessError) -> AccessError {
+fn with_region_name(name: &str) -> impl Fn(AccessError) -> AccessError {
     move |error| AccessError { region: format!("{name:?}"), ..error }
 }
 
@@ -80,15 +80,15 @@ fn check_complete(region: &RegionInfo, name: &str) -> anyhow::Result<()> {
 }
 
 /// The last piece of a region, which contains the trailer; the whole region if it is no longer than a piece.
-struct End(Vec<u8>);
+struct Tail(Vec<u8>);
 
-impl End {
-    fn read(session: &blocking::Session, lh: Lh, region_len: u64) -> Result<End, AccessError> {
+impl Tail {
+    fn read(session: &blocking::Session, lh: Lh, region_len: u64) -> Result<Tail, AccessError> {
         let is_short = region_len <= PIECE_BYTES as u64;
         let len = if is_short { region_len } else { TRAILER_BYTES as u64 };
         let mut bytes = vec![0; len as usize];
         session.read(lh, region_len - len, &mut bytes)?;
-        Ok(End(bytes))
+        Ok(Tail(bytes))
     }
 
     fn trailer(&self, region_len: u64, name: &str) -> anyhow::Result<Option<Trailer>> {
@@ -97,7 +97,7 @@ impl End {
     }
 
     /// Returns the first `len` bytes of the region, if the piece is the whole region.
-    fn all_before(&self, region_len: u64, len: u64) -> Option<&[u8]> {
+    fn whole_content(&self, region_len: u64, len: u64) -> Option<&[u8]> {
         (self.0.len() as u64 == region_len).then(|| &self.0[..len as usize])
     }
 }
@@ -116,17 +116,17 @@ fn copy(
     let mut buffer = vec![0; PIECE_BYTES];
     let mut offset = 0;
     while offset < len {
-        if interrupt.is_some_and(Interrupt::is_asked) {
+        if interrupt.is_some_and(Interrupt::is_requested) {
             bail!("interrupted after {offset} of {len} bytes of {name:?}");
         }
         let piece_len = (len - offset).min(buffer.len() as u64) as usize;
         let piece = &mut buffer[..piece_len];
         let begin = Instant::now();
-        session.read(lh, offset, piece).map_err(naming(name))?;
+        session.read(lh, offset, piece).map_err(with_region_name(name))?;
         let took = begin.elapsed();
         hasher.update(piece);
         sink.write(piece)?;
-        source::adapt(&mut buffer, piece_len, took);
+        source::grow_buffer(&mut buffer, piece_len, took);
         offset += piece_len as u64;
         bar.set_position(offset);
     }

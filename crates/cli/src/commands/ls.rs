@@ -5,8 +5,9 @@ use std::path::Path;
 
 use halite::{ListedRegions, Lost, LostRegion, NamedServer, RegionInfo, Session, UnreachableRegion};
 use serde::Serialize;
+use serde_json::json;
 
-use super::regions::{RegionJson, attempting, holders};
+use super::regions::{RegionJson, command_error, holders};
 use super::status::hexadecimal;
 use crate::args::Ls;
 use crate::bytes::ByteCount;
@@ -28,17 +29,17 @@ pub fn run(dir: &Path, args: &Ls) -> anyhow::Result<()> {
 }
 
 async fn print_regions(session: &Session, is_json: bool) -> anyhow::Result<()> {
-    let lost = session.list_lost().await.map_err(attempting("list", "regions".to_owned()))?;
-    let mut listing = Printed::new(is_json);
+    let lost = session.list_lost().await.map_err(command_error("list", "regions".to_owned()))?;
+    let mut listing = Listing::new(is_json);
     let mut pages = session.list_pages();
     while let Some(page) = pages.next().await? {
         listing.print(page)?;
     }
-    listing.end(&lost)
+    listing.print_rest(&lost)
 }
 
 /// The listing as printed so far.
-struct Printed {
+struct Listing {
     is_json: bool,
     regions: Table,
     unreachable: Table,
@@ -46,9 +47,9 @@ struct Printed {
     text: Vec<u8>,
 }
 
-impl Printed {
-    fn new(is_json: bool) -> Printed {
-        Printed {
+impl Listing {
+    fn new(is_json: bool) -> Listing {
+        Listing {
             is_json,
             regions: Table::new(&REGION_COLUMNS),
             unreachable: Table::new(&[("unreachable", Align::Left), ("home", Align::Left)]),
@@ -63,12 +64,14 @@ impl Printed {
         self.text.push(b'\n');
     }
 
-    /// Prints the regions of a page. Tables of other names follow in [`Printed::end`].
+    /// Prints the regions of a page. Tables of other names follow in [`Listing::print_rest`].
     fn print(&mut self, page: ListedRegions) -> io::Result<()> {
         self.text.clear();
         if self.is_json {
             page.regions.iter().for_each(|region| self.json(&RegionJson::from(region)));
-            page.unreachable.iter().for_each(|region| self.json(&UnreachableJson::from(region)));
+            page.unreachable.iter().for_each(|UnreachableRegion { name, home }| {
+                self.json(&json!({ "name": name, "unreachable": { "home": home.0 } }));
+            });
             page.damaged.iter().for_each(|name| self.json(&DamagedJson { name, damaged: true }));
             return output::print_bytes(&self.text);
         }
@@ -80,7 +83,7 @@ impl Printed {
         output::print(&self.regions.take_text())
     }
 
-    fn end(mut self, lost: &[LostRegion]) -> anyhow::Result<()> {
+    fn print_rest(mut self, lost: &[LostRegion]) -> anyhow::Result<()> {
         self.text.clear();
         if self.is_json {
             lost.iter().for_each(|region| self.json(&LostJson::from(region)));
@@ -122,24 +125,6 @@ impl<'a> From<&'a NamedServer> for ServerJson<'a> {
     }
 }
 
-/// One JSON object for a region whose home is unreachable.
-#[derive(Serialize, Debug)]
-struct UnreachableJson<'a> {
-    name: &'a str,
-    unreachable: HomeJson,
-}
-
-#[derive(Serialize, Debug)]
-struct HomeJson {
-    home: u32,
-}
-
-impl<'a> From<&'a UnreachableRegion> for UnreachableJson<'a> {
-    fn from(region: &'a UnreachableRegion) -> UnreachableJson<'a> {
-        UnreachableJson { name: &region.name, unreachable: HomeJson { home: region.home.0 } }
-    }
-}
-
 /// One JSON object for a name with a damaged record.
 #[derive(Serialize, Debug)]
 struct DamagedJson<'a> {
@@ -151,24 +136,24 @@ struct DamagedJson<'a> {
 #[derive(Serialize, Debug)]
 struct LostJson<'a> {
     name: &'a str,
-    lost: WithNode,
+    lost: LossWithNode,
 }
 
 #[derive(Serialize, Debug)]
-struct WithNode {
+struct LossWithNode {
     node: u32,
     incarnation: String,
     #[serde(flatten)]
-    how: LossJson,
+    loss: LossJson,
 }
 
 impl<'a> From<&'a LostRegion> for LostJson<'a> {
     fn from(region: &'a LostRegion) -> LostJson<'a> {
         let Lost { node, incarnation, cause, age } = region.lost;
-        let how = LossJson::new(cause, age);
+        let loss = LossJson::new(cause, age);
         LostJson {
             name: &region.name,
-            lost: WithNode { node: node.0, incarnation: hexadecimal(incarnation), how },
+            lost: LossWithNode { node: node.0, incarnation: hexadecimal(incarnation), loss },
         }
     }
 }
@@ -176,7 +161,7 @@ impl<'a> From<&'a LostRegion> for LostJson<'a> {
 fn lost_table(lost: &[LostRegion]) -> Table {
     let mut table = Table::new(&[("lost", Align::Left), ("why", Align::Left)]);
     for region in lost {
-        table.row(vec![shown(&region.name).into_owned(), loss::in_words(&region.lost)]);
+        table.row(vec![shown(&region.name).into_owned(), loss::describe(&region.lost)]);
     }
     table
 }

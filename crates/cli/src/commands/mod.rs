@@ -32,7 +32,7 @@ use crate::{apps, client, diagnostics, doctor, figure, output, perf, sim};
 
 /// Runs the command; returns its exit status.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let log = diagnostics::asked_for(&arguments);
+    let log = diagnostics::requested_filter(&arguments);
     let is_given = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
     if !is_given
@@ -43,7 +43,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         output::note(&format!("{runtime} (XDG_RUNTIME_DIR) belongs to another user; using {dir}"));
     }
     // `HALITE_DIR` may be set for later use, so it counts only if a cluster runs there.
-    let uses_dir = arguments.dir_is_flag || is_given && runs(&dir);
+    let uses_dir = arguments.dir_is_flag || is_given && is_running(&dir);
     let done = match arguments.command {
         Command::Up(args) => up::run(&dir, &args, log),
         Command::Node(args) => return node::run(&dir, &args),
@@ -82,8 +82,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns true if a cluster runs in `dir`.
-fn runs(dir: &Path) -> bool {
-    if client::is_of_another_user(dir) {
+fn is_running(dir: &Path) -> bool {
+    if client::belongs_to_other_user(dir) {
         return blocking::Session::attach(dir).is_ok();
     }
     cluster_dir::nodes(dir).is_ok_and(|nodes| nodes.iter().any(|node| node.alive))

@@ -17,8 +17,8 @@ use crate::addresses;
 use crate::args;
 use crate::control::{FAILED, METRICS_AT};
 use crate::output;
-use crate::signals::{self, Ending, EndsAtOnce, Woken};
-use crate::supervisor::supervised;
+use crate::signals::{self, ExitOnSecondSignal, SignalWaiter, Wake};
+use crate::supervisor::run_supervised;
 use crate::threads::{self, Refused};
 use crate::transport;
 
@@ -30,9 +30,9 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     if args.detached {
         rustix::process::setsid().context("cannot leave the terminal")?;
     }
-    // The listener precedes the node, so that no signal is lost. A second signal ends the process at once.
-    let mut ending = Ending::listen().context("cannot listen for signals")?;
-    let at_once = EndsAtOnce::listen().context("cannot listen for signals")?;
+    // Listens before the node starts, so that no signal is lost.
+    let mut signals = SignalWaiter::listen().context("cannot listen for signals")?;
+    let second_signal = ExitOnSecondSignal::listen().context("cannot listen for signals")?;
     let (hosts, unresolved) = hosts(&args.hosts)?;
     let mut config = Config {
         dir: dir.to_owned(),
@@ -43,7 +43,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         full_mesh_nodes_max: args.networks.full_mesh_nodes_max as usize,
         pcap: args.pcap.clone(),
         receivers: args.networks.receivers as usize,
-        responder: args.networks.responder,
+        responder: args.networks.responder.mode,
         qos: args.networks.qos(),
         hosts,
         found: args.hosts.found,
@@ -70,7 +70,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     // A node that is ready needs no further thread.
     let node = node.and_then(|node| {
         let drained =
-            Drained::watch(&node, &ending).map_err(|refused| JoinError::Resource(refused.into()))?;
+            DrainWatch::watch(&node, &signals).map_err(|refused| JoinError::Resource(refused.into()))?;
         Ok((node, drained))
     });
     if let (Err(_), Some(made)) = (&node, made) {
@@ -87,14 +87,17 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
             let which = args.id.map_or_else(|| "a node".to_owned(), |id| format!("node {id}"));
             let error = match unresolved.is_empty() {
                 true => anyhow::Error::from(error),
-                false => anyhow!("{}{unresolved}", output::reasons(&error.into())),
+                false => anyhow!("{}{unresolved}", output::error_chain(&error.into())),
             };
             return Err(error).with_context(|| format!("cannot run {which}"));
         }
     };
-    drop(at_once);
-    let addresses: Vec<String> =
-        node.addresses().iter().map(|address| addresses::shown(*address, Some(address.ip()))).collect();
+    drop(second_signal);
+    let addresses: Vec<String> = node
+        .addresses()
+        .iter()
+        .map(|address| addresses::format_address(*address, Some(address.ip())))
+        .collect();
     let dialled = match addresses[..] {
         [] => String::new(),
         _ => format!(", dialled at {}", addresses.join(", ")),
@@ -102,42 +105,42 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     let metrics = node.metrics_address().map(|address| format!("{METRICS_AT}{address}/metrics"));
     let (pid, metrics) = (std::process::id(), metrics.unwrap_or_default());
     let ready = format!("node {} ready, process {pid}{dialled}{metrics}", node.id());
-    let left = supervised(&node, &ready, || {
+    let left = run_supervised(&node, &ready, || {
         output::print(&format!("{ready}\n"))?;
-        stay(&node, &mut ending, &drained, args.drain_within)
+        run_until_stopped(&node, &mut signals, &drained, args.drain_within)
     });
     node.leave();
-    Ok(drain::status(left??))
+    Ok(drain::exit_code(left??))
 }
 
 /// Waits on a thread for the end of a drain, and then ends the main thread's wait for signals.
-struct Drained(Receiver<u64>);
+struct DrainWatch(Receiver<u64>);
 
-impl Drained {
-    fn watch(node: &halite::Node, ending: &Ending) -> Result<Drained, Refused> {
-        let (drained, waker) = (node.drained(), ending.waker());
-        let (tell, told) = channel();
+impl DrainWatch {
+    fn watch(node: &halite::Node, signals: &SignalWaiter) -> Result<DrainWatch, Refused> {
+        let (drained, waker) = (node.drained(), signals.waker());
+        let (sender, receiver) = channel();
         let listen = move || {
             // The receiver is gone if a signal has ended the wait.
-            let _ = tell.send(drained.wait());
+            let _ = sender.send(drained.wait());
             waker.wake();
         };
         threads::spawn("halite-drained", listen)?;
-        Ok(Drained(told))
+        Ok(DrainWatch(receiver))
     }
 }
 
 /// Runs until a signal, or until the node has been drained. Returns the number of regions that could not be moved.
-fn stay(
+fn run_until_stopped(
     node: &halite::Node,
-    ending: &mut Ending,
-    drained: &Drained,
+    signals: &mut SignalWaiter,
+    drained: &DrainWatch,
     drain_within: u32,
 ) -> anyhow::Result<u64> {
     loop {
-        match ending.wait() {
-            Woken::Asked(signal) => {
-                if let Err(error) = signals::end_if_asked_again() {
+        match signals.wait() {
+            Wake::Signal(signal) => {
+                if let Err(error) = signals::exit_on_next_signal() {
                     tracing::warn!("a second signal will not end this process at once: {error}");
                 }
                 match signal {
@@ -145,8 +148,8 @@ fn stay(
                     _ => return Ok(0),
                 }
             }
-            Woken::Child => {}
-            Woken::Closed => match node.over() {
+            Wake::Child => {}
+            Wake::Closed => match node.over() {
                 Some(over) => return Err(over.into()),
                 None => return Ok(drained.0.recv().unwrap_or(0)),
             },
@@ -157,10 +160,10 @@ fn stay(
     match node.blocking_session().drain(node.id(), within, true) {
         Ok(drained) => {
             match drained.left_count {
-                0 => tracing::info!("{}", drain::sentence(node.id().0, &drained)),
-                _ => tracing::warn!("{}, and are lost", drain::sentence(node.id().0, &drained)),
+                0 => tracing::info!("{}", drain::summary(node.id().0, &drained)),
+                _ => tracing::warn!("{}, and are lost", drain::summary(node.id().0, &drained)),
             }
-            drain::leftovers(&drained).into_iter().for_each(|line| tracing::warn!("{line}"));
+            drain::remaining_regions(&drained).into_iter().for_each(|line| tracing::warn!("{line}"));
             Ok(drained.left_count)
         }
         // The node leaves even if the drain failed.
@@ -171,8 +174,8 @@ fn stay(
     }
 }
 
-/// Resolves the addresses of other hosts; returns no hosts without a secret. Names without an address are skipped if
-/// another one has an address, as addresses that do not answer are. Also returns them, as the end of an error.
+/// Resolves the addresses of other hosts; returns no hosts without a secret. Skips names that do not resolve if another
+/// one does, and returns them as the end of an error message.
 fn hosts(args: &args::Hosts) -> anyhow::Result<(Option<Hosts>, String)> {
     let Some(secret_file) = args.secret_file.clone() else { return Ok((None, String::new())) };
     let (mut join, mut unresolved) = (Vec::new(), Vec::new());

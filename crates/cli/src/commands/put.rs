@@ -14,9 +14,9 @@ use halite::{
 use indicatif::ProgressBar;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::regions::attempting;
+use super::regions::command_error;
 use crate::args::Put;
-use crate::client::{self, Attached, memory_nodes};
+use crate::client::{self, Client, memory_nodes};
 use crate::limits;
 use crate::progress;
 use crate::signals::Interrupt;
@@ -34,22 +34,21 @@ const PART_BYTES_MIN: u64 = 64 << 10;
 pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     let client = client::attach(dir)?;
     check_name(&client, args)?;
-    let put = Putting { session: &client.session, placement: placement(&client, args)? };
+    let destination = Destination { session: &client.session, placement: placement(&client, args)? };
     let source = Source::open(&args.file)?;
     // Until here, a signal may end the process, which leaves nothing behind.
     let interrupt = Interrupt::listen().context("cannot listen for signals")?;
     let mut input = Input { source, interrupt, hasher: Xxh3::new(), buffer: vec![0; PIECE_BYTES] };
-    let filled = put.fill(&mut input, &args.name);
-    let (lh, len) = filled.map_err(|error| explain(error, &client, args, &input.source))?;
-    let checksum = input.hasher.digest();
-    let ended = client.session.write(lh, len, &Trailer { len, checksum }.to_bytes());
-    ended.map_err(|error| explain(error.into(), &client, args, &input.source))?;
-    let named = client.session.set_name(lh, &args.name);
-    named.map_err(|error| explain(error.into(), &client, args, &input.source))
+    let stored = destination.fill(&mut input, &args.name).and_then(|(lh, len)| {
+        let trailer = Trailer { len, checksum: input.hasher.digest() };
+        client.session.write(lh, len, &trailer.to_bytes())?;
+        Ok(client.session.set_name(lh, &args.name)?)
+    });
+    stored.map_err(|error| explain(error, &client, args, &input.source))
 }
 
 /// Fails early if the name is taken. A later conflict is still possible; `set_name` detects it.
-fn check_name(client: &Attached, args: &Put) -> anyhow::Result<()> {
+fn check_name(client: &Client, args: &Put) -> anyhow::Result<()> {
     if args.name.is_empty() {
         bail!("cannot put \"\": the name is empty; give a name of 1 to {NAME_BYTES_MAX} bytes");
     }
@@ -60,14 +59,14 @@ fn check_name(client: &Attached, args: &Put) -> anyhow::Result<()> {
             | RegionCause::NameReserved
             | RegionCause::DirectoryDown
             | RegionCause::DirectoryUnreachable { .. } => {
-                Err(attempting("put", format!("{:?}", args.name))(error).into())
+                Err(command_error("put", format!("{:?}", args.name))(error).into())
             }
             _ => Ok(()),
         },
     }
 }
 
-fn placement(client: &Attached, args: &Put) -> anyhow::Result<Placement> {
+fn placement(client: &Client, args: &Put) -> anyhow::Result<Placement> {
     if args.spread {
         let nodes = memory_nodes(&client.session)?;
         if nodes.is_empty() {
@@ -87,12 +86,12 @@ struct Input {
 }
 
 /// The destination.
-struct Putting<'a> {
+struct Destination<'a> {
     session: &'a blocking::Session,
     placement: Placement,
 }
 
-impl Putting<'_> {
+impl Destination<'_> {
     /// Copies the input into a region without a name; returns the region and the length of the input.
     fn fill(&self, input: &mut Input, name: &str) -> anyhow::Result<(Lh, u64)> {
         let Some(len) = input.source.len() else {
@@ -111,7 +110,7 @@ impl Putting<'_> {
             input.hasher.update(piece);
             let begin = Instant::now();
             self.session.write(lh, offset, piece)?;
-            source::adapt(&mut input.buffer, piece_len, begin.elapsed());
+            source::grow_buffer(&mut input.buffer, piece_len, begin.elapsed());
             offset += piece_len as u64;
             bar.set_position(offset);
         }
@@ -122,7 +121,7 @@ impl Putting<'_> {
 
     /// Copies input of unknown length. A region has a fixed length, so growing regions gather the input first.
     fn fill_in_parts(&self, input: &mut Input, bar: &ProgressBar) -> anyhow::Result<(Lh, u64)> {
-        let mut parts = Parts { of: self, filled: Vec::new(), room: 0 };
+        let mut parts = Parts { destination: self, filled: Vec::new(), room: 0 };
         loop {
             let piece_len = input.source.read(&mut input.buffer, &input.interrupt)?;
             let piece = &input.buffer[..piece_len];
@@ -136,7 +135,7 @@ impl Putting<'_> {
             }
             let begin = Instant::now();
             parts.push(piece)?;
-            source::adapt(&mut input.buffer, piece_len, begin.elapsed());
+            source::grow_buffer(&mut input.buffer, piece_len, begin.elapsed());
             if is_last {
                 break;
             }
@@ -190,7 +189,7 @@ impl Putting<'_> {
 
 /// Regions that hold the parts of input of unknown length, in order.
 struct Parts<'a> {
-    of: &'a Putting<'a>,
+    destination: &'a Destination<'a>,
     /// Each region with the number of its filled bytes.
     filled: Vec<(Lh, u64)>,
     /// Number of free bytes in the last region.
@@ -201,14 +200,14 @@ impl Parts<'_> {
     fn push(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
         while !bytes.is_empty() {
             if self.room == 0 {
-                let (part, len) = self.of.alloc_part(self.filled.len())?;
+                let (part, len) = self.destination.alloc_part(self.filled.len())?;
                 self.filled.push((part, 0));
                 self.room = len;
             }
             let fitting = self.room.min(bytes.len() as u64);
             let (now, rest) = bytes.split_at(fitting as usize);
             let (part, filled) = self.filled.last_mut().expect("there is room in the last");
-            self.of.session.write(*part, *filled, now)?;
+            self.destination.session.write(*part, *filled, now)?;
             *filled += fitting;
             self.room -= fitting;
             bytes = rest;
@@ -228,7 +227,7 @@ fn name_taken(name: &str) -> anyhow::Error {
 }
 
 /// Adds the next step for the user, if it is known.
-fn explain(error: anyhow::Error, client: &Attached, args: &Put, source: &Source) -> anyhow::Error {
+fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -> anyhow::Error {
     let name = format!("{:?}", args.name);
     // The region has no name yet, so the error knows only its handle.
     if let Some(AccessError { cause, .. }) = error.downcast_ref() {
@@ -247,12 +246,12 @@ fn explain(error: anyhow::Error, client: &Attached, args: &Put, source: &Source)
         RegionCause::NoSpace { wanted, .. } if !args.spread && has_room_when_spread(client, wanted) => {
             anyhow!("cannot put {name}: {}; or add --spread: all nodes together have room", refused.cause())
         }
-        _ => attempting("put", name)(refused.clone()).into(),
+        _ => command_error("put", name)(refused.clone()).into(),
     }
 }
 
 /// Returns true if all nodes together have `wanted` bytes of free memory, in pieces that hold a chunk.
-fn has_room_when_spread(client: &Attached, wanted: u64) -> bool {
+fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
     // If the nodes do not answer, there is no advice.
     let nodes = client.session.status().unwrap_or_default();
     let alive = nodes.iter().filter(|node| node.state.is_there());

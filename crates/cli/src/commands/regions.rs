@@ -73,7 +73,7 @@ impl<'a> From<&'a RegionInfo> for RegionJson<'a> {
 }
 
 /// Returns a function that makes an error name the command instead of the failed step: `cannot OPERATION OBJECT: ...`.
-pub fn attempting(operation: &'static str, object: String) -> impl Fn(RegionError) -> RegionError {
+pub fn command_error(operation: &'static str, object: String) -> impl Fn(RegionError) -> RegionError {
     move |error| RegionError { operation, object: object.clone(), cause: error.cause }
 }
 

@@ -4,15 +4,15 @@ use std::path::Path;
 
 use halite::{Lost, Permissions, RegionCause, RegionError};
 
-use super::regions::attempting;
+use super::regions::command_error;
 use crate::args::Region;
-use crate::client::{self, Attached};
+use crate::client::{self, Client};
 use crate::{loss, output};
 
 /// Frees a region, or forgets a lost one. In processes that have mapped it, later accesses fail.
 pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     let client = client::attach(dir)?;
-    let failed = attempting("remove", format!("{:?}", args.name));
+    let failed = command_error("remove", format!("{:?}", args.name));
     let lh = match client.session.map(&args.name, Permissions::MASTER) {
         Ok(lh) => match client.session.stat_handle(lh).map_err(&failed)?.name {
             Some(name) if name != args.name => return remove_alias(&client, &args.name, &name),
@@ -21,7 +21,7 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
         // The memory of a lost region is gone, but the directory still lists the name.
         Err(RegionError { cause: RegionCause::Lost(lost), .. }) => {
             client.session.forget_name(&args.name).map_err(&failed)?;
-            output::note(&forgotten(&args.name, &lost));
+            output::note(&forgotten_note(&args.name, &lost));
             return Ok(());
         }
         // The name exists, but its record is damaged.
@@ -33,8 +33,9 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
             return Ok(());
         }
         Err(error) => {
-            let may_be_left = matches!(error.cause, RegionCause::NotFound | RegionCause::UnknownNode(_));
-            if may_be_left && client.session.forget_name(&args.name).is_ok() {
+            let may_have_stale_name =
+                matches!(error.cause, RegionCause::NotFound | RegionCause::UnknownNode(_));
+            if may_have_stale_name && client.session.forget_name(&args.name).is_ok() {
                 output::note(&format!("removed the name {:?}, whose region no longer exists", args.name));
                 return Ok(());
             }
@@ -45,17 +46,17 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
 }
 
 /// Removes a name that points to a region with another name: etcd was edited by hand, or the region was just renamed.
-fn remove_alias(client: &Attached, name: &str, its: &str) -> anyhow::Result<()> {
+fn remove_alias(client: &Client, name: &str, target: &str) -> anyhow::Result<()> {
     client.session.forget_name(name).map_err(|error| {
-        let led = format!("{name:?}, which points to the region {its:?},");
-        attempting("remove", led)(error)
+        let object = format!("{name:?}, which points to the region {target:?},");
+        command_error("remove", object)(error)
     })?;
     output::note(&format!(
-        "removed the name {name:?}, which pointed to the region {its:?}; the region stays"
+        "removed the name {name:?}, which pointed to the region {target:?}; the region stays"
     ));
     Ok(())
 }
 
-fn forgotten(name: &str, lost: &Lost) -> String {
-    format!("{name:?}: {}; its name is free", loss::in_words(lost))
+fn forgotten_note(name: &str, lost: &Lost) -> String {
+    format!("{name:?}: {}; its name is free", loss::describe(lost))
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::addresses;
 use crate::args;
 use crate::bytes::ByteCount;
-use crate::client::{self, Attached, no_cluster, restart_advice};
+use crate::client::{self, Client, no_cluster, restart_advice};
 use crate::limits;
 use crate::loss::{self, LossJson};
 use crate::output;
@@ -50,7 +50,8 @@ pub(super) struct Row {
     pub(super) heard_ms_ago: Option<u64>,
     pub(super) round_trip_us: Option<f64>,
     pub(super) repeated_percent: Option<f64>,
-    /// Why this host has no connection to the node, or that it has one although the node's state tells otherwise.
+    /// The reason why this host has no connection to the node, or a note that it has one although the state says
+    /// otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
     /// Sessions of other processes of this host that are attached to the node.
@@ -59,7 +60,7 @@ pub(super) struct Row {
 }
 
 /// Exit status if a node is dead or silent.
-const NOT_WELL: u8 = 3;
+const EXIT_UNHEALTHY: u8 = 3;
 
 /// Shows the nodes. Fails if `dir` has no files of a node.
 pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
@@ -67,24 +68,24 @@ pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
     if presences.as_ref().is_some_and(Vec::is_empty) {
         bail!(no_cluster(dir));
     }
-    let asked = match &presences {
-        Some(presences) => ask(dir, presences),
+    let answers = match &presences {
+        Some(presences) => ask_members(dir, presences),
         // Nothing but the members can be shown.
-        None => Ok(Answers::of(&client::observe(dir)?, dir)?),
+        None => Ok(Answers::request(&client::observe(dir)?, dir)?),
     };
     let presences = presences.unwrap_or_default();
-    let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Answers::default()));
-    if let Err(error) = &asked {
-        output::note(&format!("{}: showing the state from the lock files", output::reasons(error)));
+    let mut rows = rows(&presences, answers.as_ref().unwrap_or(&Answers::default()));
+    if let Err(error) = &answers {
+        output::note(&format!("{}: showing the state from the lock files", output::error_chain(error)));
         mark_silent(&mut rows, error);
     }
-    let pieces = asked.iter().flat_map(|answers| answers.statuses.iter()).filter_map(limits::in_pieces);
+    let pieces = answers.iter().flat_map(|answers| answers.statuses.iter()).filter_map(limits::fragmentation);
     let missing =
         limits::missing_files(dir).map(|text| format!("{text}; {}", limits::missing_files_remedy(dir)));
     pieces.chain(limits::full_disk(dir)).chain(missing).for_each(|text| output::note(&text));
     if args.principals {
         print_principals(dir, &rows, args.listing.json)?;
-        return Ok(exit_status(asked.is_ok(), &rows));
+        return Ok(exit_status(answers.is_ok(), &rows));
     }
     for row in rows.iter_mut().filter(|row| row.state == "alive") {
         row.sessions = sessions(dir, row.node);
@@ -100,19 +101,19 @@ pub fn run(dir: &Path, args: &args::Status) -> anyhow::Result<ExitCode> {
             output::print(&format!("\n{}", session_table(&rows)))?;
         }
     }
-    Ok(exit_status(asked.is_ok(), &rows))
+    Ok(exit_status(answers.is_ok(), &rows))
 }
 
 /// Returns success if all nodes are well. Without the members' answers, the state of the nodes is unknown, so returns
 /// the status of a problem.
 fn exit_status(has_answers: bool, rows: &[Row]) -> ExitCode {
     let is_well = |row: &Row| matches!(row.state, "alive" | "left");
-    if has_answers && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) }
+    if has_answers && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(EXIT_UNHEALTHY) }
 }
 
 /// Returns the processes in `dir`; `None` if the directory belongs to another user, so that this one cannot list it.
 pub(super) fn presences(dir: &Path) -> anyhow::Result<Option<Vec<Presence>>> {
-    if client::is_of_another_user(dir) {
+    if client::belongs_to_other_user(dir) {
         return Ok(None);
     }
     let presences = cluster_dir::nodes(dir);
@@ -146,7 +147,7 @@ fn print_principals(dir: &Path, rows: &[Row], json: bool) -> anyhow::Result<()> 
                 output::note(&format!(
                     "node {} shows no principals: {}",
                     row.node,
-                    output::reasons(&error.into())
+                    output::error_chain(&error.into())
                 ));
                 continue;
             }
@@ -222,12 +223,12 @@ pub(super) struct Answers {
 impl Answers {
     /// Asks all members, except the client itself. Silence, round trips and retransmissions are those of a node of this
     /// host that answers, because the client's own connections are new.
-    pub(super) fn of(client: &Attached, dir: &Path) -> anyhow::Result<Answers> {
+    pub(super) fn request(client: &Client, dir: &Path) -> anyhow::Result<Answers> {
         let (mut statuses, source) = (client.session.status()?, client.membership_source());
         statuses.retain(|status| Some(status.node) != client.own_node());
         let answers =
             |node| statuses.iter().any(|status| status.node == node && status.state == NodeState::Alive);
-        let host = client.own_node().and_then(|_| client::session_of_host(dir, answers));
+        let host = client.own_node().and_then(|_| client::attach_where(dir, answers));
         let seen = |node| {
             let views = [host.as_ref().and_then(|host| host.seen(node)), client.session.seen(node)];
             let (connected, others): (Vec<_>, Vec<_>) =
@@ -240,32 +241,34 @@ impl Answers {
     }
 
     /// Returns a note about the source of the list, unless that is node 0.
-    pub(super) fn by(&self) -> Option<String> {
+    pub(super) fn source_note(&self) -> Option<String> {
         let source = self.source?;
         Some(format!("node 0 is unreachable: showing the report of node {source}"))
     }
 }
 
 /// Returns a row for each node that files or members know, in order.
-pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
-    let mut rows = merge(presences, &asked.statuses);
+pub(super) fn rows(presences: &[Presence], answers: &Answers) -> Vec<Row> {
+    let mut rows = merge(presences, &answers.statuses);
     // Nodes reach link-local addresses over the interface of their own one.
     let mut here =
-        asked.seen.values().filter(|seen| seen.is_here).filter_map(|seen| Some(seen.address?.ip()));
+        answers.seen.values().filter(|seen| seen.is_here).filter_map(|seen| Some(seen.address?.ip()));
     let own = here.find(|ip| scope_of(*ip) != 0);
     for row in &mut rows {
         let is_of = |status: &&NodeStatus| {
             status.node.0 == row.node && hexadecimal(status.incarnation) == row.incarnation
         };
-        if let Some(seen) = asked.seen.get(&row.node).filter(|_| asked.statuses.iter().any(|it| is_of(&it))) {
-            row.set_seen(seen, own, asked.source.unwrap_or(NodeId(0)));
+        if let Some(seen) =
+            answers.seen.get(&row.node).filter(|_| answers.statuses.iter().any(|it| is_of(&it)))
+        {
+            row.set_seen(seen, own, answers.source.unwrap_or(NodeId(0)));
         }
     }
     rows
 }
 
 /// Asks the members for their reports. Returns none if node 0 does not run and there are no other hosts.
-fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
+fn ask_members(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
     if !presences.iter().any(|node| node.node.0 == 0 && node.alive) && !cluster_dir::has_hosts(dir) {
         let advice = match presences.iter().any(|node| node.alive) {
             true => format!("; {}", restart_advice(dir)),
@@ -274,8 +277,8 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
         output::note(&format!("node 0 is not running: showing the state from the lock files{advice}"));
         return Ok(Answers::default());
     }
-    let answers = Answers::of(&client::observe(dir)?, dir)?;
-    answers.by().iter().for_each(|by| output::note(by));
+    let answers = Answers::request(&client::observe(dir)?, dir)?;
+    answers.source_note().iter().for_each(|text| output::note(text));
     Ok(answers)
 }
 
@@ -290,8 +293,11 @@ fn mark_silent(rows: &mut [Row], error: &anyhow::Error) {
     if reason.starts_with(REFUSAL) {
         return;
     }
-    let is_meant = |row: &&mut Row| address.starts_with(&format!("node-{}.", row.node));
-    rows.iter_mut().filter(is_meant).filter(|row| row.state == "alive").for_each(|row| row.state = "silent");
+    let is_unreachable = |row: &&mut Row| address.starts_with(&format!("node-{}.", row.node));
+    rows.iter_mut()
+        .filter(is_unreachable)
+        .filter(|row| row.state == "alive")
+        .for_each(|row| row.state = "silent");
 }
 
 /// Merges lock files and reports. The files decide whether processes of this host run; the reports add the figures. A
@@ -328,7 +334,7 @@ impl Row {
     /// Adds this host's view. The state is the opinion of `source`, which lists the members, or of this command. `own` is
     /// a link-local address of this host.
     fn set_seen(&mut self, seen: &PeerSeen, own: Option<IpAddr>, source: NodeId) {
-        self.address = seen.address.map(|address| addresses::shown(address, own));
+        self.address = seen.address.map(|address| addresses::format_address(address, own));
         self.here = Some(seen.is_here);
         self.heard_ms_ago = seen.silent.map(|silent| silent.as_millis() as u64);
         self.round_trip_us = seen.round_trip.map(|time| time.as_nanos() as f64 / 1e3);
@@ -352,8 +358,8 @@ impl Row {
     }
 
     fn of_status(status: &NodeStatus) -> Row {
-        // A node without a connection was not asked.
-        let told = |count: u64| (status.state != NodeState::Unconnected).then_some(count);
+        // A node without a connection sent no report.
+        let reported = |count: u64| (status.state != NodeState::Unconnected).then_some(count);
         let state = status.state.name();
         let mut row = Row {
             node: status.node.0,
@@ -361,13 +367,13 @@ impl Row {
             state,
             incarnation: hexadecimal(status.incarnation),
             provider: Some(status.provider.clone()),
-            bytes_used: told(status.bytes_used),
+            bytes_used: reported(status.bytes_used),
             bytes_total: Some(status.bytes_total),
-            bytes_refused: told(status.bytes_refused),
-            bytes_quarantined: told(status.bytes_quarantined),
-            bytes_largest: told(status.bytes_largest),
-            regions: told(status.regions),
-            mappings: told(status.mappings),
+            bytes_refused: reported(status.bytes_refused),
+            bytes_quarantined: reported(status.bytes_quarantined),
+            bytes_largest: reported(status.bytes_largest),
+            regions: reported(status.regions),
+            mappings: reported(status.mappings),
             ..Row::default()
         };
         row.set_loss(status.loss);
@@ -411,13 +417,13 @@ pub(super) fn table(rows: &[Row]) -> Table {
     ];
     let is_spread = rows.iter().any(|row| row.address.is_some());
     if is_spread {
-        let of_hosts = [
+        let host_columns = [
             ("address", Align::Left),
             ("heard", Align::Right),
             ("round trip", Align::Right),
             ("retransmitted", Align::Right),
         ];
-        columns.splice(3..3, of_hosts);
+        columns.splice(3..3, host_columns);
     }
     let unknown = || "-".to_owned();
     let bytes = |count: Option<u64>| count.map_or_else(unknown, |count| ByteCount(count).to_string());
@@ -435,16 +441,16 @@ pub(super) fn table(rows: &[Row]) -> Table {
             number(row.regions),
             number(row.mappings),
             row.incarnation.clone(),
-            row.loss.map(|loss| loss::in_short(loss.cause, age(loss))).unwrap_or_default(),
+            row.loss.map(|loss| loss::describe_briefly(loss.cause, age(loss))).unwrap_or_default(),
         ];
         if is_spread {
-            let of_host = [
+            let host_columns = [
                 row.address.clone().unwrap_or_else(unknown),
                 row.heard_ms_ago.map_or_else(unknown, |ms| format!("{ms} ms ago")),
                 row.round_trip_us.map_or_else(unknown, |us| format!("{us:.0} us")),
                 row.repeated_percent.map_or_else(unknown, |percent| format!("{percent:.1} %")),
             ];
-            cells.splice(3..3, of_host);
+            cells.splice(3..3, host_columns);
         }
         table.row(cells);
     }
@@ -453,8 +459,6 @@ pub(super) fn table(rows: &[Row]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use halite::LossCause;
-
     use super::*;
 
     fn presence(node: u32, incarnation: u64, alive: bool) -> Presence {
@@ -480,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_file_overrules_a_report() {
+    fn lock_file_overrides_report() {
         let rows = merge(
             &[presence(0, 7, true), presence(1, 8, false)],
             &[status(0, 7, NodeState::Alive), status(1, 8, NodeState::Alive)],
@@ -490,18 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn members_report_how_a_node_was_lost() {
-        let loss = Loss { cause: LossCause::Killed, age_ns: 5 };
-        let told = NodeStatus { loss: Some(loss), ..status(1, 8, NodeState::Dead) };
-        let rows = merge(&[presence(0, 7, true), presence(1, 8, false)], std::slice::from_ref(&told));
-        assert_eq!((rows[0].loss, rows[1].loss), (None, Some(loss)));
-        assert!(table(&rows).to_string().trim_end().ends_with(", killed"));
-        // The report of another incarnation has no effect.
-        assert_eq!(merge(&[presence(1, 9, true)], &[told])[0].loss, None);
-    }
-
-    #[test]
-    fn a_state_that_this_host_does_not_share_has_a_reason() {
+    fn differing_view_of_a_node_has_a_reason() {
         let seen = |silent, reason| PeerSeen {
             address: None,
             is_here: false,
@@ -525,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_node_is_shown_with_its_new_host() {
+    fn moved_node_has_its_new_host() {
         for state in [NodeState::Alive, NodeState::Unreachable, NodeState::Left] {
             let moved = status(0, 9, state);
             assert_eq!(
@@ -542,12 +535,12 @@ mod tests {
             repeated: None,
             reason: None,
         };
-        let asked = Answers {
+        let answers = Answers {
             source: None,
             statuses: vec![status(0, 9, NodeState::Alive)],
             seen: BTreeMap::from([(0, seen)]),
         };
-        assert_eq!(rows(&[presence(0, 7, true)], &asked), [Row::of_presence(&presence(0, 7, true))]);
-        assert_eq!(rows(&[], &asked)[0].address.as_deref(), Some("10.0.0.3:7000"));
+        assert_eq!(rows(&[presence(0, 7, true)], &answers), [Row::of_presence(&presence(0, 7, true))]);
+        assert_eq!(rows(&[], &answers)[0].address.as_deref(), Some("10.0.0.3:7000"));
     }
 }

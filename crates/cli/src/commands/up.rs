@@ -6,13 +6,13 @@ use anyhow::{Context, bail};
 use halite::cluster_dir::{ClusterDir, Made, Presence, Starting};
 use halite::{Config, EPHEMERAL_NODE_MIN, Provider};
 
-use super::down::{applications, remove_residue};
+use super::down::{applications, remove_stale_files};
 use crate::args::Up;
 use crate::bytes::ByteCount;
 use crate::control::{self, ClusterSpec, GRACE, Lifetime, NodeProcess, Target};
 use crate::limits;
 use crate::output;
-use crate::signals::{self, Ending, Woken};
+use crate::signals::{self, SignalWaiter, Wake};
 use crate::table::{Align, Table};
 
 /// Starts the nodes. Unless they are detached, waits for a signal and then stops them. `log` is their log filter.
@@ -21,7 +21,7 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
         signals::die_with(parent)?;
     }
     // The listener precedes the nodes, so that a signal during the start stops them.
-    let mut ending = Ending::listen().context("cannot listen for signals")?;
+    let mut signals = SignalWaiter::listen().context("cannot listen for signals")?;
     // The check precedes the start, because the user would not learn of the nodes otherwise.
     output::standard_output()?;
     Config { arena_bytes: args.arena.0, ..Config::default() }.check()?;
@@ -40,10 +40,10 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
         return Ok(());
     }
     output::print(&format!("cluster in {}; ctrl-C stops it\n", path.display()))?;
-    let verdict = cluster.stay(&mut ending);
+    let outcome = cluster.wait(&mut signals);
     cluster.stop()?;
-    remove_residue(&dir)?;
-    verdict
+    remove_stale_files(&dir)?;
+    outcome
 }
 
 /// Starts the nodes in `path`.
@@ -54,9 +54,8 @@ fn start(path: &Path, args: &Up, log: Option<String>) -> anyhow::Result<(Cluster
     let (arena_bytes, metrics) = (args.arena.0, args.metrics);
     let directory = args.names.directory.clone();
     let sessions = args.sessions.flags();
-    let dir_of_spec = dir.clone();
     let spec =
-        ClusterSpec { dir: dir_of_spec, arena_bytes, networks, directory, sessions, metrics, lifetime, log };
+        ClusterSpec { dir: dir.clone(), arena_bytes, networks, directory, sessions, metrics, lifetime, log };
     let mut cluster = Cluster { nodes: Vec::new() };
     cluster.start(&spec, args.nodes)?;
     drop(starting);
@@ -148,10 +147,10 @@ impl Cluster {
     }
 
     /// Waits for a signal or the end of all nodes; reports nodes that failed.
-    fn stay(&mut self, ending: &mut Ending) -> anyhow::Result<()> {
+    fn wait(&mut self, signals: &mut SignalWaiter) -> anyhow::Result<()> {
         let mut failures = 0;
         while !self.nodes.is_empty() {
-            if matches!(ending.wait(), Woken::Asked(_)) {
+            if matches!(signals.wait(), Wake::Signal(_)) {
                 return Ok(());
             }
             self.nodes.retain_mut(|node| match node.ended() {
@@ -186,7 +185,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if let Err(error) = self.stop() {
-            output::note(&output::reasons(&error));
+            output::note(&output::error_chain(&error));
         }
     }
 }

@@ -107,14 +107,14 @@ pub enum StartError {
         reason: String,
     },
     /// The process ended before it was ready, without reporting a reason.
-    #[error("node {id} did not start ({status}){said}")]
+    #[error("node {id} did not start ({status}){log}")]
     Ended {
         /// Number of the node.
         id: u32,
         /// Exit status of the process.
         status: ExitStatus,
         /// Text of the node's log file; empty if the node has no log file.
-        said: String,
+        log: String,
     },
     /// The process runs, but was not ready in time.
     #[error("node {id} is not ready after {} s", READY_TIMEOUT.as_secs())]
@@ -178,8 +178,8 @@ impl NodeProcess {
     pub fn await_ready(&mut self) -> Result<(), StartError> {
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).expect("a minute is a valid timeout");
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(remaining).expect("a minute is a valid timeout");
             match poll(&mut [PollFd::new(&self.stdout, PollFlags::IN)], Some(&timeout)) {
                 Ok(0) => return Err(StartError::NotReady { id: self.id }),
                 Ok(_) => break,
@@ -190,8 +190,10 @@ impl NodeProcess {
         // Both possible lines are short enough to arrive in one piece.
         let mut first = vec![0; LINE_BYTES_MAX];
         match self.stdout.read(&mut first) {
-            Ok(0) => Err(self.explain_end()),
-            Ok(len) if first.starts_with(FAILED.as_bytes()) => Err(self.reason(&first[FAILED.len()..len])),
+            Ok(0) => Err(self.exit_error()),
+            Ok(len) if first.starts_with(FAILED.as_bytes()) => {
+                Err(self.read_reason(&first[FAILED.len()..len]))
+            }
             Ok(len) => {
                 let line = String::from_utf8_lossy(&first[..len]);
                 let metrics = line.trim_end().split_once(METRICS_AT);
@@ -202,9 +204,9 @@ impl NodeProcess {
         }
     }
 
-    /// Reads the rest of the reason, which begins with `said`. The node ends after it.
-    fn reason(&mut self, said: &[u8]) -> StartError {
-        let mut reason = said.to_vec();
+    /// Reads the rest of the reason, which begins with `first`. The node ends after it.
+    fn read_reason(&mut self, first: &[u8]) -> StartError {
+        let mut reason = first.to_vec();
         match self.stdout.by_ref().take(REASON_BYTES_MAX).read_to_end(&mut reason) {
             Ok(_) => StartError::Failed {
                 id: self.id,
@@ -225,19 +227,19 @@ impl NodeProcess {
         self.child.wait()
     }
 
-    fn explain_end(&mut self) -> StartError {
+    fn exit_error(&mut self) -> StartError {
         let id = self.id;
         match self.child.wait() {
-            Ok(status) => StartError::Ended { id, status, said: self.last_words() },
+            Ok(status) => StartError::Ended { id, status, log: self.read_log() },
             Err(source) => StartError::Spawn { id, source },
         }
     }
 
-    fn last_words(&self) -> String {
+    fn read_log(&self) -> String {
         let Some(log) = &self.log else { return String::new() };
-        let mut said = vec![0; REASON_BYTES_MAX as usize];
-        match log.read_at(&mut said, 0) {
-            Ok(len) if len > 0 => format!(": {}", String::from_utf8_lossy(&said[..len]).trim_end()),
+        let mut text = vec![0; REASON_BYTES_MAX as usize];
+        match log.read_at(&mut text, 0) {
+            Ok(len) if len > 0 => format!(": {}", String::from_utf8_lossy(&text[..len]).trim_end()),
             _ => String::new(),
         }
     }

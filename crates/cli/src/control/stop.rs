@@ -17,9 +17,9 @@ const KILL_GRACE: Duration = Duration::from_secs(30);
 
 /// Time after which a running node that does not listen counts as hidden. A node that is leaving may stop listening for
 /// this long.
-const HIDDEN_PATIENCE: Duration = GRACE;
+const HIDDEN_AFTER: Duration = GRACE;
 
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A process to stop.
 #[derive(Debug)]
@@ -106,27 +106,27 @@ pub struct Hidden {
 
 impl Hidden {
     /// Returns true if the process is in another pid namespace, which signals from here do not reach.
-    pub fn is_elsewhere(&self) -> bool {
+    pub fn is_in_other_pid_namespace(&self) -> bool {
         self.reason.as_ref().is_some_and(|reason| reason.kind() == io::ErrorKind::NotFound)
     }
 }
 
 /// Finds the processes of the nodes in `dir` for whose numbers `wanted` returns true.
 pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, ClusterDirError> {
-    let deadline = Instant::now() + HIDDEN_PATIENCE;
+    let deadline = Instant::now() + HIDDEN_AFTER;
     loop {
-        let found = look(dir, &wanted)?;
+        let found = find_once(dir, &wanted)?;
         // A joining node does not listen yet, a leaving one no longer. The locks have no deadline, so they are polled.
-        let is_worth_waiting =
-            found.targets.is_empty() && found.hidden.iter().any(|node| !node.is_elsewhere());
-        if !is_worth_waiting || Instant::now() >= deadline {
+        let may_appear =
+            found.targets.is_empty() && found.hidden.iter().any(|node| !node.is_in_other_pid_namespace());
+        if !may_appear || Instant::now() >= deadline {
             return Ok(found);
         }
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, ClusterDirError> {
+fn find_once(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, ClusterDirError> {
     let mut found = Found::default();
     for presence in dir.nodes()?.into_iter().filter(|presence| presence.alive && wanted(presence.node.0)) {
         match dir.process_of(presence.node) {
@@ -160,11 +160,11 @@ fn stop_together(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, O
         // SIGTERM would drain the nodes, which is useless because all of them end.
         target.signal(Signal::INT)?;
     }
-    let (left, staying) = await_ends(targets, grace)?;
+    let (left, staying) = wait_for_exits(targets, grace)?;
     for target in &staying {
         target.signal(Signal::KILL)?;
     }
-    let (killed, hanging) = await_ends(staying, KILL_GRACE)?;
+    let (killed, hanging) = wait_for_exits(staying, KILL_GRACE)?;
     if let Some(target) = hanging.first() {
         return Err(StopError::Hangs { node: target.node, pid: target.pid });
     }
@@ -173,7 +173,7 @@ fn stop_together(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, O
 }
 
 /// Waits until all targets have ended or `grace` is over; returns the ended and the remaining ones.
-pub(super) fn await_ends(
+pub(super) fn wait_for_exits(
     targets: Vec<Target>,
     grace: Duration,
 ) -> Result<(Vec<Target>, Vec<Target>), StopError> {
@@ -181,8 +181,8 @@ pub(super) fn await_ends(
     let mut ended = Vec::new();
     let mut staying = targets;
     while !staying.is_empty() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).expect("a few seconds are a valid timeout");
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(remaining).expect("a few seconds are a valid timeout");
         let mut fds: Vec<PollFd<'_>> =
             staying.iter().map(|target| PollFd::new(&target.pidfd, PollFlags::IN)).collect();
         match poll(&mut fds, Some(&timeout)) {
@@ -195,8 +195,8 @@ pub(super) fn await_ends(
             }
         }
         let has_ended: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let mut verdicts = has_ended.into_iter();
-        let (gone, rest) = staying.into_iter().partition(|_| verdicts.next().unwrap_or(false));
+        let mut flags = has_ended.into_iter();
+        let (gone, rest) = staying.into_iter().partition(|_| flags.next().unwrap_or(false));
         ended.extend::<Vec<Target>>(gone);
         staying = rest;
     }
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_ignores_the_signal_is_killed() {
+    fn process_that_ignores_the_signal_is_killed() {
         // `read` returns when the pipe closes, so the process does not outlive this test.
         let mut stubborn = Command::new("sh");
         stubborn.args(["-c", "trap '' INT; echo up; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -15,12 +15,12 @@ use anyhow::{Context, bail};
 use halite::cluster_dir::{self, ClusterDir};
 use serde::Deserialize;
 
-use super::stop::{GRACE, StopError, Target, await_ends};
+use super::stop::{GRACE, StopError, Target, wait_for_exits};
 use crate::threads;
 use crate::transport;
 
 /// Maximum time for the members to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Running nodes without files.
 #[derive(Default, Debug)]
@@ -56,8 +56,8 @@ impl Unlisted {
         let mut unlisted = Unlisted::default();
         for Member { node, pid, state, here, .. } in members {
             // A node without files accepts no connections, so it seems silent.
-            let lives = matches!(state.as_str(), "alive" | "draining" | "silent" | "unconnected");
-            if !lives || !wanted(node) || listed.contains(&node) {
+            let is_running = matches!(state.as_str(), "alive" | "draining" | "silent" | "unconnected");
+            if !is_running || !wanted(node) || listed.contains(&node) {
                 continue;
             }
             match !is_spread || here == Some(true) {
@@ -68,7 +68,7 @@ impl Unlisted {
         Ok(unlisted)
     }
 
-    pub fn is_none_here(&self) -> bool {
+    pub fn has_none_here(&self) -> bool {
         self.here.is_empty()
     }
 
@@ -86,7 +86,7 @@ impl Unlisted {
     /// Waits up to [`GRACE`] for the unlisted processes of this host to end, because a node that is leaving has no
     /// files either. Returns the processes that remain.
     pub fn remaining(self) -> Result<Vec<Target>, StopError> {
-        let (_, remaining) = await_ends(self.here, GRACE)?;
+        let (_, remaining) = wait_for_exits(self.here, GRACE)?;
         Ok(remaining)
     }
 }
@@ -106,13 +106,15 @@ fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut status = command.spawn()?;
     let stdout = BufReader::new(status.stdout.take().expect("standard output is piped"));
-    let (tell, told) = mpsc::channel();
-    threads::spawn("halite-members", move || tell.send(stdout.lines().collect::<io::Result<Vec<String>>>()))?;
-    let lines = told.recv_timeout(PATIENCE);
+    let (sender, receiver) = mpsc::channel();
+    threads::spawn("halite-members", move || {
+        sender.send(stdout.lines().collect::<io::Result<Vec<String>>>())
+    })?;
+    let lines = receiver.recv_timeout(ANSWER_TIMEOUT);
     // The kill fails if the process has ended, which does not matter.
     let _ = status.kill();
     status.wait()?;
-    let lines = lines.with_context(|| format!("no answer within {} s", PATIENCE.as_secs()))??;
+    let lines = lines.with_context(|| format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))??;
     let members: Vec<Member> =
         lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     if !members.iter().any(|member| member.provider.is_some()) {

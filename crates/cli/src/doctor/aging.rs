@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use super::{Finding, Severity};
 
 /// Folders with the rules of systemd-tmpfiles. A file in an earlier folder replaces those of its name in later ones.
-const RULES: [&str; 3] = ["/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d"];
+const RULE_FOLDERS: [&str; 3] = ["/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d"];
 /// Configurations of cleaners that ignore locks; all of them clean `/tmp`.
-const OTHERS: [&str; 4] = [
+const OTHER_CLEANERS: [&str; 4] = [
     "/etc/tmpreaper.conf",
     "/etc/cron.daily/tmpreaper",
     "/etc/cron.daily/tmpwatch",
     "/etc/cron.daily/tmpclean",
 ];
-/// Types of lines of which the age applies to the contents of a directory.
-const CLEANING: [char; 7] = ['d', 'D', 'e', 'v', 'q', 'Q', 'C'];
+/// Types of rules whose age applies to the contents of a directory.
+const CLEANING_TYPES: [char; 7] = ['d', 'D', 'e', 'v', 'q', 'Q', 'C'];
 
 /// A cleaner of old files.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,27 +27,27 @@ pub struct Cleaner {
     /// File that says so.
     by: PathBuf,
     /// True if the cleaner skips directories that a process has locked.
-    heeds_locks: bool,
+    respects_locks: bool,
 }
 
 impl Cleaner {
     /// Returns the cleaner of `dir`, if there is one.
-    pub fn of(dir: &Path) -> Option<Cleaner> {
+    pub fn find_for(dir: &Path) -> Option<Cleaner> {
         let dir = std::path::absolute(dir).ok()?;
         let is_temporary = ["/tmp", "/var/tmp"].iter().any(|parent| dir.starts_with(parent));
-        let other = OTHERS.iter().map(PathBuf::from).find(|path| is_temporary && path.exists());
-        let careless = other.map(|by| {
+        let other = OTHER_CLEANERS.iter().map(PathBuf::from).find(|path| is_temporary && path.exists());
+        let ignoring_locks = other.map(|by| {
             let cleaned = dir.ancestors().filter(|parent| parent.ends_with("tmp")).last();
-            Cleaner { dir: cleaned.unwrap_or(&dir).to_owned(), age: None, by, heeds_locks: false }
+            Cleaner { dir: cleaned.unwrap_or(&dir).to_owned(), age: None, by, respects_locks: false }
         });
-        careless.or_else(|| rule_for(&dir, &rules()))
+        ignoring_locks.or_else(|| rule_for(&dir, &rules()))
     }
 }
 
 /// Returns the files with rules, each with its text.
 fn rules() -> Vec<(PathBuf, String)> {
     let mut found: Vec<PathBuf> = Vec::new();
-    for entry in RULES.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
+    for entry in RULE_FOLDERS.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
         let path = entry.path();
         let is_rule = path.extension().is_some_and(|extension| extension == "conf");
         if is_rule && !found.iter().any(|earlier| earlier.file_name() == path.file_name()) {
@@ -69,7 +69,7 @@ fn rule_for(dir: &Path, rules: &[(PathBuf, String)]) -> Option<Cleaner> {
         };
         let (path, is_exempt) = (Path::new(path), matches!(kind, 'x' | 'X'));
         let depth = path.components().count();
-        if !(is_exempt || CLEANING.contains(&kind))
+        if !(is_exempt || CLEANING_TYPES.contains(&kind))
             || !dir.starts_with(path)
             || nearest.as_ref().is_some_and(|(deepest, _)| *deepest >= depth)
         {
@@ -80,7 +80,7 @@ fn rule_for(dir: &Path, rules: &[(PathBuf, String)]) -> Option<Cleaner> {
             dir: path.to_owned(),
             age: Some(age),
             by: by.clone(),
-            heeds_locks: true,
+            respects_locks: true,
         });
         nearest = Some((depth, cleaner));
     }
@@ -89,7 +89,7 @@ fn rule_for(dir: &Path, rules: &[(PathBuf, String)]) -> Option<Cleaner> {
 
 pub fn judge(dir: &Path, cleaner: Option<&Cleaner>) -> Finding {
     let verify = "systemd-tmpfiles --cat-config; ls /etc/cron.*";
-    let Some(Cleaner { dir: cleaned, age, by, heeds_locks }) = cleaner else {
+    let Some(Cleaner { dir: cleaned, age, by, respects_locks }) = cleaner else {
         return Finding::ok(
             "aging",
             format!("no cleaner of old files is known for {}", dir.display()),
@@ -103,7 +103,7 @@ pub fn judge(dir: &Path, cleaner: Option<&Cleaner>) -> Finding {
         cleaned.display(),
         by.display()
     );
-    match heeds_locks {
+    match respects_locks {
         true => Finding::new(
             "aging",
             Severity::Note,
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_rule_with_an_age_counts() {
+    fn nearest_rule_with_an_age_applies() {
         let text = "# comment\nq /tmp 1777 root root 10d\nd /var/tmp 1777 root root -\nx /tmp/kept\nd /run 0755 root root";
         let rules = [(PathBuf::from("tmp.conf"), text.to_owned())];
         let age = |dir: &str| rule_for(Path::new(dir), &rules).map(|cleaner| cleaner.age.unwrap());
@@ -134,8 +134,8 @@ mod tests {
         for dir in ["/tmp/kept/halite", "/var/tmp/halite", "/run/halite", "/tmpfoo"] {
             assert_eq!(age(dir), None, "{dir}");
         }
-        let severity = |heeds_locks| {
-            let cleaner = Cleaner { dir: "/tmp".into(), age: None, by: "conf".into(), heeds_locks };
+        let severity = |respects_locks| {
+            let cleaner = Cleaner { dir: "/tmp".into(), age: None, by: "conf".into(), respects_locks };
             judge(Path::new("/tmp/halite"), Some(&cleaner)).severity
         };
         assert_eq!((severity(true), severity(false)), (Severity::Note, Severity::Warning));

@@ -84,17 +84,17 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
             vec![Finding::new("members", Severity::Error, format!("no answer: {reason}"), remedy, verify)]
         }
         Some(Ok(statuses)) => {
-            let missed: Vec<String> = statuses.iter().filter_map(trouble).collect();
-            let kept: u64 = statuses.iter().map(|status| status.bytes_quarantined).sum();
+            let problems: Vec<String> = statuses.iter().filter_map(problem).collect();
+            let quarantined: u64 = statuses.iter().map(|status| status.bytes_quarantined).sum();
             let mut findings = Vec::new();
-            if missed.is_empty() {
+            if problems.is_empty() {
                 let alive = statuses.iter().filter(|status| status.node.0 < EPHEMERAL_NODE_MIN).count();
                 let found =
                     if alive == 1 { "1 node answers".to_owned() } else { format!("{alive} nodes answer") };
                 findings.push(Finding::ok("members", found, verify.clone()));
             } else {
                 let is_dead =
-                    |status: &NodeStatus| status.state == NodeState::Dead && trouble(status).is_some();
+                    |status: &NodeStatus| status.state == NodeState::Dead && problem(status).is_some();
                 let remedy = match statuses.iter().any(is_dead) {
                     true => "start dead nodes again (halite node --id N), or forget them (halite forget N)",
                     false => {
@@ -104,18 +104,20 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
                 findings.push(Finding::new(
                     "members",
                     Severity::Warning,
-                    missed.join(", "),
+                    problems.join(", "),
                     remedy,
                     verify.clone(),
                 ));
             }
-            for found in statuses.iter().filter_map(limits::in_pieces) {
+            for found in statuses.iter().filter_map(limits::fragmentation) {
                 let remedy = "free regions, or move them to other nodes (`halite mv`, `halite drain`)";
                 findings.push(Finding::new("pieces", Severity::Warning, found, remedy, verify.clone()));
             }
-            if kept > 0 {
-                let found =
-                    format!("{} are quarantined: unreachable nodes may still access them", ByteCount(kept));
+            if quarantined > 0 {
+                let found = format!(
+                    "{} are quarantined: unreachable nodes may still access them",
+                    ByteCount(quarantined)
+                );
                 let remedy = "check the unreachable nodes; `halite forget N` frees the memory that is quarantined because of a dead node N";
                 findings.push(Finding::new("quarantine", Severity::Warning, found, remedy, verify));
             }
@@ -124,7 +126,7 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
     }
 }
 
-fn trouble(status: &NodeStatus) -> Option<String> {
+fn problem(status: &NodeStatus) -> Option<String> {
     let state = match status.state {
         NodeState::Alive | NodeState::Unconnected | NodeState::Draining | NodeState::Left => return None,
         NodeState::Silent => "silent",
@@ -138,10 +140,10 @@ fn leftovers(facts: &ClusterFacts) -> Finding {
     let dir = facts.dir.display();
     let verify = format!("ls -la {dir}");
     let dead = || facts.presences.iter().filter(|node| !node.alive);
-    let stayed: Vec<String> =
+    let dead_nodes: Vec<String> =
         dead().filter(|node| node.node.0 < EPHEMERAL_NODE_MIN).map(|node| node.node.to_string()).collect();
     let runs = facts.presences.iter().any(|node| node.alive);
-    match (stayed.len(), dead().count()) {
+    match (dead_nodes.len(), dead().count()) {
         (0, 0) => Finding::ok("leftovers", "no files of dead nodes", verify),
         (0, passed) => Finding::new(
             "leftovers",
@@ -153,7 +155,7 @@ fn leftovers(facts: &ClusterFacts) -> Finding {
         _ => Finding::new(
             "leftovers",
             Severity::Warning,
-            format!("files of dead nodes remain: {}", stayed.join(", ")),
+            format!("files of dead nodes remain: {}", dead_nodes.join(", ")),
             match runs {
                 true => format!(
                     "halite node --id N --dir {dir} starts one again; halite forget N --dir {dir} forgets it"

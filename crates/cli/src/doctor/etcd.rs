@@ -27,7 +27,7 @@ pub fn judge(facts: &EtcdFacts) -> Vec<Finding> {
         .iter()
         .filter_map(|(endpoint, health)| match health {
             Ok(health) => judge_health(endpoint, health),
-            Err(error) => Some(silent(facts, endpoint, error)),
+            Err(error) => Some(silent_endpoint(facts, endpoint, error)),
         })
         .collect();
     if let Some(error) = &facts.refused
@@ -35,7 +35,7 @@ pub fn judge(facts: &EtcdFacts) -> Vec<Finding> {
     {
         findings.push(finding(
             Severity::Error,
-            format!("cannot read names from {}: {}", facts.address, what(error)),
+            format!("cannot read names from {}: {}", facts.address, describe_error(error)),
             error.fault.remedy(),
             "etcdctl get --prefix --limit 1 PREFIX/",
         ));
@@ -49,18 +49,22 @@ pub fn judge(facts: &EtcdFacts) -> Vec<Finding> {
         ));
     }
     if findings.is_empty() {
-        let told: Vec<String> =
-            facts.endpoints.iter().filter_map(|(_, health)| health.as_ref().ok()).map(told).collect();
+        let healthy: Vec<String> = facts
+            .endpoints
+            .iter()
+            .filter_map(|(_, health)| health.as_ref().ok())
+            .map(describe_health)
+            .collect();
         findings.push(Finding::ok(
             "etcd",
-            format!("{} answers: {}", facts.address, told.join(", ")),
+            format!("{} answers: {}", facts.address, healthy.join(", ")),
             "etcdctl endpoint status",
         ));
     }
     findings
 }
 
-fn told(health: &EtcdHealth) -> String {
+fn describe_health(health: &EtcdHealth) -> String {
     format!("version {}, {} in use", health.version, ByteCount(health.db_bytes_in_use))
 }
 
@@ -69,19 +73,19 @@ fn finding(severity: Severity, found: String, remedy: &str, verify: &str) -> Fin
 }
 
 /// Creates the finding about a silent endpoint. If all are silent, the names are unavailable.
-fn silent(facts: &EtcdFacts, endpoint: &str, error: &EtcdError) -> Finding {
+fn silent_endpoint(facts: &EtcdFacts, endpoint: &str, error: &EtcdError) -> Finding {
     let is_any = facts.endpoints.iter().any(|(_, health)| health.is_ok());
     let severity = if is_any { Severity::Warning } else { Severity::Error };
     finding(
         severity,
-        format!("{endpoint} is unreachable: {}", what(error)),
+        format!("{endpoint} is unreachable: {}", describe_error(error)),
         error.fault.remedy(),
         "etcdctl endpoint health --endpoints HOST:PORT",
     )
 }
 
 /// Formats the error without its remedy, which a finding shows separately.
-fn what(error: &EtcdError) -> String {
+fn describe_error(error: &EtcdError) -> String {
     format!("it {}: {}", error.fault.as_str(), error.reason)
 }
 

@@ -28,7 +28,7 @@ use crate::scratch::Scratch;
 use crate::threads;
 
 /// Maximum time for a host to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub struct Facts {
@@ -241,7 +241,7 @@ impl NetworkFacts {
         if contradiction.is_none() {
             let in_use: Vec<SocketAddr> =
                 ports.iter().filter(|port| port.refused.is_some()).map(|port| port.address).collect();
-            hosts.iter_mut().for_each(|host| host.join(&config, &in_use));
+            hosts.iter_mut().for_each(|host| host.test_join(&config, &in_use));
         }
         NetworkFacts {
             contradiction,
@@ -274,14 +274,16 @@ impl HostToJoin {
         });
         let (mut refused, mut own, mut payload_bytes) = (None, None, None);
         for address in addresses.iter().flatten() {
-            match TcpStream::connect_timeout(address, PATIENCE) {
+            match TcpStream::connect_timeout(address, CONNECT_TIMEOUT) {
                 Ok(stream) => {
                     refused = None;
                     own = stream.local_addr().ok();
                     payload_bytes = own.and_then(|own| payload_between(own.ip(), address.ip()));
                     break;
                 }
-                Err(error) => refused = Some(format!("{}: {error}", addresses::shown(*address, None))),
+                Err(error) => {
+                    refused = Some(format!("{}: {error}", addresses::format_address(*address, None)))
+                }
             }
         }
         HostToJoin { name: name.to_owned(), addresses, refused, own, payload_bytes, joined: None }
@@ -289,7 +291,7 @@ impl HostToJoin {
 
     /// Joins through this host as a temporary node without memory, if there is a secret. Only a member of the cluster
     /// gets answers to its packets, so nodes answer no strangers.
-    fn join(&mut self, config: &Config, in_use: &[SocketAddr]) {
+    fn test_join(&mut self, config: &Config, in_use: &[SocketAddr]) {
         if let (Some(hosts), Ok(addresses), None) = (&config.hosts, &self.addresses, &self.refused) {
             let free =
                 |at: &SocketAddr| SocketAddr::new(at.ip(), if in_use.contains(at) { 0 } else { at.port() });
@@ -301,15 +303,16 @@ impl HostToJoin {
             }
             let hosts = Hosts { listen, join: addresses.clone(), secret_file: hosts.secret_file.clone() };
             let config = Config { node: None, arena_bytes: 0, hosts: Some(hosts), ..config.clone() };
-            self.joined = Some(payload_as_node(config, addresses).map_err(|error| output::reasons(&error)));
+            self.joined =
+                Some(payload_through_node(config, addresses).map_err(|error| output::error_chain(&error)));
         }
     }
 }
 
 /// Joins a cluster, and returns the maximum payload of the packets to the node at `addresses`; `None` if no node announces
 /// one of them, for example behind a forwarded port.
-fn payload_as_node(config: Config, addresses: &[SocketAddr]) -> anyhow::Result<Option<u32>> {
-    let scratch = Scratch::create_unguarded()?;
+fn payload_through_node(config: Config, addresses: &[SocketAddr]) -> anyhow::Result<Option<u32>> {
+    let scratch = Scratch::create_without_signal_handler()?;
     ClusterDir::found(scratch.path())?;
     let node = Node::client(Config { dir: scratch.path().to_owned(), ..config })?;
     let session = node.blocking_session();
@@ -332,7 +335,7 @@ fn payload_between(own: IpAddr, host: IpAddr) -> Option<u32> {
 
 impl ClusterFacts {
     fn gather(dir: &Path, args: &args::Doctor) -> ClusterFacts {
-        let is_of_another = client::is_of_another_user(dir) && blocking::Session::attach(dir).is_ok();
+        let is_of_another = client::belongs_to_other_user(dir) && blocking::Session::attach(dir).is_ok();
         let opened = ClusterDir::open(dir);
         let is_founded = opened.is_ok() || is_of_another;
         let (presences, dir_refused) = match opened.and_then(|dir| dir.nodes()) {
@@ -350,8 +353,9 @@ impl ClusterFacts {
             (file, refused)
         });
         let is_spread = !args.hosts.listen.is_empty() || !args.hosts.join.is_empty();
-        let members = (is_of_another || presences.iter().any(|node| node.alive)).then(|| ask(dir));
-        let cleaner = Cleaner::of(dir);
+        let members =
+            (is_of_another || presences.iter().any(|node| node.alive)).then(|| member_statuses(dir));
+        let cleaner = Cleaner::find_for(dir);
         ClusterFacts {
             dir: dir.to_owned(),
             dir_refused,
@@ -378,13 +382,13 @@ fn unusable(dir: &Path) -> Option<String> {
     refused.err().map(|error| format!("{} cannot be created: {}: {error}", dir.display(), parent.display()))
 }
 
-fn ask(dir: &Path) -> Result<Vec<NodeStatus>, String> {
-    let asked = client::enter(dir).and_then(|client| {
+fn member_statuses(dir: &Path) -> Result<Vec<NodeStatus>, String> {
+    let statuses = client::join_or_attach(dir).and_then(|client| {
         let mut statuses = client.session.status()?;
         let is_shown =
             |status: &NodeStatus| Some(status.node) != client.own_node() && status.state != NodeState::Left;
         statuses.retain(is_shown);
         Ok(statuses)
     });
-    asked.map_err(|error| output::reasons(&error))
+    statuses.map_err(|error| output::error_chain(&error))
 }

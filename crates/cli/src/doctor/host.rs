@@ -3,7 +3,7 @@
 use super::facts::HostFacts;
 use super::{Finding, Severity};
 use crate::bytes::ByteCount;
-use crate::limits::{NODES_MAX, nodes_within};
+use crate::limits::{NODES_MAX, max_nodes};
 use crate::threads::Limit;
 
 /// Oldest kernel with all required features.
@@ -16,9 +16,9 @@ const FAST_CLOCKS: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page
 pub fn judge(facts: &HostFacts) -> Vec<Finding> {
     vec![
         kernel(facts),
-        pidfd(facts),
-        memfd(facts),
-        membarrier(facts),
+        feature("pidfd", facts.has_pidfd, Severity::Error, "nodes cannot detect that others have died"),
+        feature("memfd", facts.has_memfd, Severity::Error, "shared memory (memfd) is not available"),
+        feature("membarrier", facts.has_membarrier, Severity::Note, "each access takes about 10 ns more"),
         clock(facts),
         time(facts),
         descriptors(facts),
@@ -63,18 +63,6 @@ fn feature(check: &'static str, is_there: bool, severity: Severity, without: &st
     }
 }
 
-fn pidfd(facts: &HostFacts) -> Finding {
-    feature("pidfd", facts.has_pidfd, Severity::Error, "nodes cannot detect that others have died")
-}
-
-fn memfd(facts: &HostFacts) -> Finding {
-    feature("memfd", facts.has_memfd, Severity::Error, "shared memory (memfd) is not available")
-}
-
-fn membarrier(facts: &HostFacts) -> Finding {
-    feature("membarrier", facts.has_membarrier, Severity::Note, "each access takes about 10 ns more")
-}
-
 fn clock(facts: &HostFacts) -> Finding {
     let verify = "cat /sys/devices/system/clocksource/clocksource0/current_clocksource";
     match &facts.clocksource {
@@ -111,12 +99,12 @@ fn descriptors(facts: &HostFacts) -> Finding {
     let Some(limit) = facts.descriptors else {
         return Finding::ok("descriptors", "no limit", "ulimit -Hn");
     };
-    let works = nodes_within(limit);
+    let nodes_max = max_nodes(limit);
     let found =
-        format!("the hard limit on descriptors is {limit}, enough for clusters of up to {works} nodes");
-    let severity = match works {
+        format!("the hard limit on descriptors is {limit}, enough for clusters of up to {nodes_max} nodes");
+    let severity = match nodes_max {
         0..=1 => Severity::Error,
-        works if works < NODES_MAX as u64 => Severity::Warning,
+        nodes_max if nodes_max < NODES_MAX as u64 => Severity::Warning,
         _ => return Finding::ok("descriptors", found, "ulimit -Hn"),
     };
     let remedy = "raise the limit: LimitNOFILE= of the unit, or nofile in /etc/security/limits.conf";
@@ -228,7 +216,7 @@ fn arena(facts: &HostFacts) -> Finding {
 mod tests {
     use super::*;
 
-    fn well() -> HostFacts {
+    fn healthy() -> HostFacts {
         HostFacts {
             kernel: "6.1.0-21-amd64".into(),
             has_pidfd: true,
@@ -249,7 +237,7 @@ mod tests {
 
     /// Returns the findings after a change of the facts, and their severities.
     fn found(change: impl FnOnce(&mut HostFacts)) -> Vec<(&'static str, Severity)> {
-        let mut facts = well();
+        let mut facts = healthy();
         change(&mut facts);
         let wrong = judge(&facts).into_iter().filter(|finding| finding.severity > Severity::Ok);
         let wrong = wrong.inspect(|finding| assert!(!finding.found.is_empty() && !finding.verify.is_empty()));

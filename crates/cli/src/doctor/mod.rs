@@ -33,7 +33,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    fn word(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Severity::Ok => "ok",
             Severity::Note => "note",
@@ -43,7 +43,7 @@ impl Severity {
     }
 
     /// Returns the exit status for the worst finding.
-    fn status(self) -> u8 {
+    fn exit_status(self) -> u8 {
         match self {
             Severity::Ok | Severity::Note => 0,
             Severity::Warning => 3,
@@ -89,10 +89,10 @@ pub fn run(dir: &Path, args: &args::Doctor) -> anyhow::Result<ExitCode> {
     if args.listing.json {
         output::print(&findings.iter().map(|finding| output::json_line(finding) + "\n").collect::<String>())?;
     } else {
-        output::print(&findings.iter().map(text_of).collect::<String>())?;
+        output::print(&findings.iter().map(format_finding).collect::<String>())?;
     }
     let worst = findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok);
-    Ok(ExitCode::from(worst.status()))
+    Ok(ExitCode::from(worst.exit_status()))
 }
 
 fn judge(facts: &Facts) -> Vec<Finding> {
@@ -100,9 +100,9 @@ fn judge(facts: &Facts) -> Vec<Finding> {
     [host::judge(&facts.host), network::judge(&facts.network), cluster::judge(&facts.cluster), etcd].concat()
 }
 
-fn text_of(finding: &Finding) -> String {
+fn format_finding(finding: &Finding) -> String {
     let Finding { check, severity, found, remedy, verify } = finding;
-    let mut text = format!("{:<7}  {check}: {}\n", severity.word(), printable(found));
+    let mut text = format!("{:<7}  {check}: {}\n", severity.name(), printable(found));
     if *severity > Severity::Ok {
         for (what, line) in [("do", remedy), ("check", verify)] {
             if !line.is_empty() {

@@ -6,7 +6,7 @@ use halite_providers::roce::SocketProbe;
 
 use super::facts::{HostToJoin, NetworkFacts, PortFacts, PortRefusal};
 use super::{Finding, Severity};
-use crate::addresses::shown_ip;
+use crate::addresses::format_ip;
 use crate::bytes::ByteCount;
 
 /// Maximum payload of a packet, in bytes.
@@ -177,12 +177,12 @@ fn reachable(host: &HostToJoin) -> Option<Finding> {
 }
 
 fn verify_port(addresses: &[SocketAddr]) -> String {
-    addresses.first().map_or_else(String::new, |at| format!("nc -vz {} {}", shown_ip(*at), at.port()))
+    addresses.first().map_or_else(String::new, |at| format!("nc -vz {} {}", format_ip(*at), at.port()))
 }
 
 /// Creates the finding about the maximum payload of packets to a host, which are never fragmented.
 fn payload(host: &HostToJoin) -> Option<Finding> {
-    let ip = shown_ip(*host.addresses.as_ref().ok()?.first()?);
+    let ip = format_ip(*host.addresses.as_ref().ok()?.first()?);
     let verify = format!("tracepath -n {ip}");
     let sent = host.payload_bytes?;
     if let Some(Ok(Some(passed))) = host.joined

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use halite::{Policy, Provider, ResponderMode};
+use halite::{Policy, Provider};
 
 use super::cores::Pinning;
 use super::fan_in::{Initiator, Mode, Verb, Workload};
 use super::table::{self, Test};
-use crate::args::{network, responder};
+use crate::args::{Responder, network};
 use crate::bytes::ByteCount;
 
 /// Returns the name of a value on the command line and in results.
@@ -101,15 +101,8 @@ pub struct PerfArgs {
     /// qos: rate of the link in bytes per second [default: hw-sep: as measured first; sw-pri: as the policy measures it]
     #[arg(long, value_name = "BYTES")]
     pub link_rate: Option<ByteCount>,
-    /// End that keeps state for requests over roce: both (stateful), or the requesting one alone (stateless)
-    #[arg(
-        long,
-        env = "HALITE_RESPONDER",
-        value_parser = responder(),
-        value_name = "MODE",
-        default_value = "stateful"
-    )]
-    pub responder: ResponderMode,
+    #[command(flatten)]
+    pub responder: Responder,
     /// networks: create this folder with a page of plots
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -154,7 +147,6 @@ pub struct ServerArgs {
     /// Network of its node
     #[arg(long, value_parser = network())]
     pub fabric: Provider,
-    /// End that keeps state for requests over roce
-    #[arg(long, value_parser = responder())]
-    pub responder: ResponderMode,
+    #[command(flatten)]
+    pub responder: Responder,
 }

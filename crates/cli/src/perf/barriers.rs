@@ -30,25 +30,25 @@ pub struct Member {
 }
 
 impl Partner for Member {
-    fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Member>> {
+    fn create(end: &End, part: &Part) -> anyhow::Result<Vec<Member>> {
         let participants = 2 * part.threads as u32;
         let member = |session| Member { session, participants, round: None, errors: 0 };
         Ok(end.sessions(part.threads)?.into_iter().map(member).collect())
     }
 
     /// Passes the barrier. Neither side leads: each call returns the next round.
-    fn turn(&mut self, _: bool) -> anyhow::Result<()> {
+    fn take_turn(&mut self, _: bool) -> anyhow::Result<()> {
         let round = self.session.barrier(BARRIER, self.participants, TIMEOUT)?;
         self.errors += u64::from(self.round.is_some_and(|last| round != last + 1));
         self.round = Some(round);
         Ok(())
     }
 
-    fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
-        timer.operations(|| self.turn(true), NO_BASELINE)
+    fn measure(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
+        timer.operations(|| self.take_turn(true), NO_BASELINE)
     }
 
-    fn end(self) -> anyhow::Result<u64> {
+    fn finish(self) -> anyhow::Result<u64> {
         Ok(self.errors)
     }
 }

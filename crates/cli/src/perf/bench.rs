@@ -8,10 +8,10 @@ use halite::{Config, Lh, Node, NodeId, Permissions, Placement};
 
 use super::baseline::{Copier, Direction};
 use super::cores::{Cores, pin};
-use super::crew;
 use super::end::End;
 use super::job::Job;
 use super::measure::{Measured, Timer, warm_up};
+use super::pinned;
 use super::relay;
 use super::report::Row;
 use super::server::{CLIENT, Part, Request, Server};
@@ -59,7 +59,7 @@ impl Bench {
             dir: dir.clone(),
             node,
             arena_bytes,
-            responder: job.args.responder,
+            responder: job.args.responder.mode,
             ..transport::config()
         };
         let node = Node::embedded(config)
@@ -156,7 +156,7 @@ impl Bench {
             let measured = operation(thread, &mut share, self, &Timer { participant, operations })?;
             Ok((measured, share))
         };
-        let done = crew::run(shares, |thread| cores.of_client(thread), timed)?;
+        let done = pinned::run_all(shares, |thread| cores.of_client(thread), timed)?;
         // The longer direction counts for bandwidth.
         let payload = self.size.max(self.job.args.reply_size.map_or(0, |size| size.0));
         let mut row = Row { size: self.size, payload, iterations: operations, ..Row::default() };

@@ -50,7 +50,7 @@ impl Workload for Caller {
     }
 
     fn operation(&mut self, _: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
-        self.one_by_one(timer)
+        timer.operations(|| Ok(self.call()?), NO_BASELINE)
     }
 
     fn verify(self, _: &mut Bench) -> anyhow::Result<u64> {
@@ -72,7 +72,14 @@ impl Workload for Callers {
     }
 
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
-        self.outstanding(outstanding(&bench.job.args).1, timer)
+        let (_, batch) = outstanding(&bench.job.args);
+        let callers = &mut self.0;
+        let measured = timer.overlapping(|calls| match batch {
+            1 => Ok(keep_outstanding(callers, calls)?),
+            _ => Ok(keep_batches_outstanding(callers, batch, calls)?),
+        })?;
+        self.0.iter_mut().try_for_each(Caller::read_last_reply)?;
+        Ok(measured)
     }
 
     fn verify(self, _: &mut Bench) -> anyhow::Result<u64> {
@@ -82,18 +89,6 @@ impl Workload for Callers {
     fn figures(bench: &Bench) -> Vec<(&'static str, f64)> {
         let ((window, batch), reply_bytes) = (outstanding(&bench.job.args), bench.part().reply_bytes);
         vec![("window", window as f64), ("batch", batch as f64), ("reply_bytes", reply_bytes as f64)]
-    }
-}
-
-impl Callers {
-    fn outstanding(&mut self, batch: usize, timer: &Timer) -> anyhow::Result<Measured> {
-        let callers = &mut self.0;
-        let measured = timer.overlapping(|calls| match batch {
-            1 => Ok(keep_outstanding(callers, calls)?),
-            _ => Ok(keep_batches_outstanding(callers, batch, calls)?),
-        })?;
-        self.0.iter_mut().try_for_each(Caller::read_last_reply)?;
-        Ok(measured)
     }
 }
 
@@ -176,10 +171,6 @@ impl Caller {
             calls: 0,
             errors: 0,
         }
-    }
-
-    fn one_by_one(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
-        timer.operations(|| Ok(self.call()?), NO_BASELINE)
     }
 
     #[inline]

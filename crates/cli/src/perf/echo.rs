@@ -7,7 +7,7 @@ use super::parcel::{Parcel, stamp_of};
 use super::server::{Follower, Part};
 
 /// Serves one function per thread.
-pub fn follow(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
+pub fn server_threads(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
     let follower = |thread| {
         let server = end.session.serve(function(thread), ServeOptions::default())?;
         let expected = (part.size > 0).then(|| Parcel::new(part.size, thread));

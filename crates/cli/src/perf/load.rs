@@ -53,8 +53,8 @@ fn measure(bench: &mut Bench) -> anyhow::Result<Row> {
     row.extra.extend([("offered_per_s", per_s), ("own_cpu_us_per_op", row.ours.cpu_us())]);
     if bench.job.args.check_memcpy {
         let part = Part { test: "write_lat".to_owned(), ..bench.part() };
-        let players = pairs::meet::<Player>(bench, part)?;
-        let polling = on_schedule(bench, players, per_s, spin, |player| player.turn(true))?;
+        let players = pairs::start_pairs::<Player>(bench, part)?;
+        let polling = on_schedule(bench, players, per_s, spin, |player| player.take_turn(true))?;
         row.errors += polling.errors;
         row.extra.push(("polling_cpu_us_per_op", polling.ours.cpu_us()));
     }

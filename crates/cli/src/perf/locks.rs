@@ -40,8 +40,8 @@ impl Workload for Lock {
 
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
         let (measured, errors) = match self.sessions.as_slice() {
-            [one] => free(one, timer)?,
-            many => wanted(&bench.end.session, many, timer)?,
+            [one] => measure_free(one, timer)?,
+            many => measure_contended(&bench.end.session, many, timer)?,
         };
         self.errors = errors;
         Ok(measured)
@@ -53,11 +53,11 @@ impl Workload for Lock {
 }
 
 /// Measures lock and unlock without contention.
-fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<(Measured, u64)> {
+fn measure_free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<(Measured, u64)> {
     let mut tokens = Tokens::default();
     let once = || {
         let guard = session.lock(LOCK)?;
-        tokens.note(guard.token());
+        tokens.check(guard.token());
         Ok(guard.unlock()?)
     };
     let measured = timer.operations(once, NO_BASELINE)?;
@@ -65,15 +65,15 @@ fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<(Measured,
 }
 
 /// Measures how a lock passes from session to session; each requests the lock again as soon as it has unlocked it.
-fn wanted(
+fn measure_contended(
     driver: &blocking::Session,
     sessions: &[blocking::Session],
     timer: &Timer,
 ) -> anyhow::Result<(Measured, u64)> {
     let sessions: Vec<&Session> = sessions.iter().map(blocking::Session::as_async).collect();
-    let mut queue = driver.block_on(Queue::begin(driver.as_async(), &sessions))?;
+    let mut queue = driver.block_on(Queue::new(driver.as_async(), &sessions))?;
     let measured = timer.operations(|| Ok(driver.block_on(queue.hand_over())?), NO_BASELINE)?;
-    Ok((measured, queue.overtakings + queue.tokens.errors))
+    Ok((measured, queue.overtakes + queue.tokens.errors))
 }
 
 /// Checks that the tokens of a lock increase.
@@ -84,33 +84,33 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn note(&mut self, token: u64) {
+    fn check(&mut self, token: u64) {
         self.errors += u64::from(token <= self.last);
         self.last = token;
     }
 }
 
-type Asking<'a> = Pin<Box<dyn Future<Output = Result<Guard, LockError>> + 'a>>;
+type PendingLock<'a> = Pin<Box<dyn Future<Output = Result<Guard, LockError>> + 'a>>;
 
 /// The holder of the lock, and the waiting sessions in the order of their requests.
 struct Queue<'a> {
     held: Option<(&'a Session, Guard)>,
-    waiting: VecDeque<(&'a Session, Asking<'a>)>,
-    overtakings: u64,
+    waiting: VecDeque<(&'a Session, PendingLock<'a>)>,
+    overtakes: u64,
     tokens: Tokens,
 }
 
 impl<'a> Queue<'a> {
-    async fn begin(driver: &Session, sessions: &[&'a Session]) -> Result<Queue<'a>, LockError> {
+    async fn new(driver: &Session, sessions: &[&'a Session]) -> Result<Queue<'a>, LockError> {
         // Each session locks once first: later, the first poll of its future sends the request.
         for session in sessions {
             session.lock(LOCK).await?.unlock().await?;
         }
         let (first, others) = sessions.split_first().expect("there are at least two");
         let held = Some((*first, first.lock(LOCK).await?));
-        let mut queue = Queue { held, waiting: VecDeque::new(), overtakings: 0, tokens: Tokens::default() };
+        let mut queue = Queue { held, waiting: VecDeque::new(), overtakes: 0, tokens: Tokens::default() };
         for session in others {
-            queue.ask(session).await?;
+            queue.request(session).await?;
         }
         // The reply to this request follows all earlier ones, so they wait at the lock's home in order.
         let Err(held) = driver.try_lock(LOCK).await else { unreachable!("the first session holds it") };
@@ -119,25 +119,25 @@ impl<'a> Queue<'a> {
 
     async fn hand_over(&mut self) -> Result<(), LockError> {
         let (session, guard) = self.held.take().expect("a session holds the lock");
-        self.tokens.note(guard.token());
+        self.tokens.check(guard.token());
         guard.unlock().await?;
-        self.ask(session).await?;
+        self.request(session).await?;
         self.held = Some(self.next_holder().await?);
         Ok(())
     }
 
     /// Requests the lock for a session and appends it to the queue.
-    async fn ask(&mut self, session: &'a Session) -> Result<(), LockError> {
+    async fn request(&mut self, session: &'a Session) -> Result<(), LockError> {
         loop {
-            let mut asking: Asking<'a> = Box::pin(session.lock(LOCK));
-            let got_it = std::future::poll_fn(|context| Poll::Ready(asking.as_mut().poll(context))).await;
-            let Poll::Ready(guard) = got_it else {
-                self.waiting.push_back((session, asking));
+            let mut pending: PendingLock<'a> = Box::pin(session.lock(LOCK));
+            let polled = std::future::poll_fn(|context| Poll::Ready(pending.as_mut().poll(context))).await;
+            let Poll::Ready(guard) = polled else {
+                self.waiting.push_back((session, pending));
                 return Ok(());
             };
             // A request that is granted at once overtook the waiting ones. With two sessions this is no error: the
             // other session's request may not have arrived yet.
-            self.overtakings += u64::from(self.waiting.len() > 1);
+            self.overtakes += u64::from(self.waiting.len() > 1);
             guard?.unlock().await?;
         }
     }
@@ -148,15 +148,15 @@ impl<'a> Queue<'a> {
             // Usually the first session of the queue was woken; the others are polled only otherwise.
             let polled = if is_first_poll { 1 } else { self.waiting.len() };
             is_first_poll = false;
-            for (place, (_, asking)) in self.waiting.iter_mut().enumerate().take(polled) {
-                if let Poll::Ready(guard) = asking.as_mut().poll(context) {
+            for (place, (_, pending)) in self.waiting.iter_mut().enumerate().take(polled) {
+                if let Poll::Ready(guard) = pending.as_mut().poll(context) {
                     return Poll::Ready((place, guard));
                 }
             }
             Poll::Pending
         })
         .await;
-        self.overtakings += u64::from(place != 0);
+        self.overtakes += u64::from(place != 0);
         let (session, _) = self.waiting.remove(place).expect("it was there just now");
         Ok((session, guard?))
     }

@@ -9,13 +9,13 @@ use super::server::Part;
 use super::workload::{Measured, PerfArgs, Plan, Planned, Timer};
 
 /// Ping-pong of messages: the sender waits until a message is in the port's queue.
-pub type Sent = Correspondent<false, false>;
+pub type Sent = Messenger<false, false>;
 /// Ping-pong of published messages: the sender does not wait until a message is in the port's queue.
-pub type Published = Correspondent<true, false>;
+pub type Published = Messenger<true, false>;
 /// Stream of published messages in one direction.
-pub type Streamed = Correspondent<true, true>;
+pub type Streamed = Messenger<true, true>;
 
-pub struct Correspondent<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
+pub struct Messenger<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
     session: blocking::Session,
     sender: blocking::Sender,
     to: NodeId,
@@ -26,20 +26,20 @@ pub struct Correspondent<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
     errors: u64,
 }
 
-impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PUBLISHES, IS_ONE_WAY> {
+impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Messenger<PUBLISHES, IS_ONE_WAY> {
     /// Opens the ports; the two of a pair have the same number.
-    fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Self>> {
+    fn create(end: &End, part: &Part) -> anyhow::Result<Vec<Self>> {
         let open = |thread: usize| {
             let (to, port) = (end.peer, Port(thread as u32));
             let mailbox = end.session.open_port(port, ServeOptions::default())?;
             let (session, sender) = (end.session.clone(), end.session.sender(to, port));
             let parcel = Parcel::new(part.size, thread);
-            Ok(Correspondent { session, sender, to, port, mailbox, parcel, stamp: 0, errors: 0 })
+            Ok(Messenger { session, sender, to, port, mailbox, parcel, stamp: 0, errors: 0 })
         };
         (0..part.threads).map(open).collect()
     }
 
-    fn turn(&mut self, leads: bool) -> anyhow::Result<()> {
+    fn take_turn(&mut self, leads: bool) -> anyhow::Result<()> {
         self.stamp += 1;
         self.parcel.stamp(self.stamp);
         match (leads, IS_ONE_WAY) {
@@ -57,24 +57,24 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PU
     }
 
     /// In one direction, a round ends when all messages are in the port's queue.
-    fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
+    fn measure(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
         if !IS_ONE_WAY {
-            return timer.halves(|| self.turn(true));
+            return timer.halves(|| self.take_turn(true));
         }
         timer.overlapping(|count| {
-            (0..count).try_for_each(|_| self.turn(true))?;
+            (0..count).try_for_each(|_| self.take_turn(true))?;
             Ok(self.sender.flush()?)
         })
     }
 
-    fn end(mut self) -> anyhow::Result<u64> {
+    fn finish(mut self) -> anyhow::Result<u64> {
         // The last published messages may still be in flight.
         self.sender.flush()?;
         Ok(self.errors)
     }
 }
 
-impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Correspondent<PUBLISHES, IS_ONE_WAY> {
+impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Messenger<PUBLISHES, IS_ONE_WAY> {
     pub fn plan(_: &PerfArgs) -> Planned {
         let what = match IS_ONE_WAY {
             true => "messages one after the other, up to 64 outstanding",

@@ -78,11 +78,11 @@ impl Workload for Requests {
     fn figures(bench: &Bench) -> Vec<(&'static str, f64)> {
         let sizes = sizes(bench.iterations);
         let lengths: Vec<u64> = sizes.iter().map(|size| request_bytes(*size)).collect();
-        let Usage { sent, taken } = in_ring(Config::default().request_ring_bytes, &lengths);
+        let Usage { sent, taken } = ring_usage(Config::default().request_ring_bytes, &lengths);
         let payload: u64 = sizes.iter().sum();
         let shares = [("ring_share", sent), ("ring_payload_share", payload)];
         let shares = shares.map(|(name, bytes)| (name, bytes as f64 / taken as f64));
-        shares.into_iter().chain(QUEUES.into_iter().zip(in_queues(QUEUES.len(), &lengths))).collect()
+        shares.into_iter().chain(QUEUES.into_iter().zip(queue_shares(QUEUES.len(), &lengths))).collect()
     }
 }
 
@@ -113,13 +113,13 @@ struct Usage {
 }
 
 /// Places requests in a ring. The server reads each request before the next one arrives.
-fn in_ring(ring_bytes: u64, lengths: &[u64]) -> Usage {
+fn ring_usage(ring_bytes: u64, lengths: &[u64]) -> Usage {
     let (mut writer, mut reader) = (RingWriter::new(ring_bytes), RingReader::new(ring_bytes));
     let mut usage = Usage { sent: 0, taken: 0 };
     // Longer requests stay in the caller's memory.
-    let travelling = lengths.iter().filter(|len| **len <= writer.request_bytes_max());
-    let travelling: Vec<u64> = travelling.copied().collect();
-    for len in travelling {
+    let fitting = lengths.iter().filter(|len| **len <= writer.request_bytes_max());
+    let fitting: Vec<u64> = fitting.copied().collect();
+    for len in fitting {
         let place = writer.place(len).expect("all before it has been read");
         let lap_end = (ring_bytes - usage.taken % ring_bytes) % ring_bytes;
         let skipped = if place.offset == 0 { lap_end } else { 0 };
@@ -136,7 +136,7 @@ fn in_ring(ring_bytes: u64, lengths: &[u64]) -> Usage {
 }
 
 /// Returns the fraction of receive buffers that requests fill, for 1 to `queues` buffer sizes.
-fn in_queues(queues: usize, lengths: &[u64]) -> Vec<f64> {
+fn queue_shares(queues: usize, lengths: &[u64]) -> Vec<f64> {
     let mut sorted = lengths.to_vec();
     sorted.sort_unstable();
     let total: u64 = sorted.iter().sum();

@@ -24,7 +24,7 @@ use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval at which a waiting side checks that the other one is still a node.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Longest write that is sent completely when it is posted; below the maximum that one access may have in progress.
 const POSTED_BYTES_MAX: u64 = 512 << 10;
@@ -66,7 +66,7 @@ pub struct Player {
 }
 
 /// Returns the names of a thread's regions, at the client and at the server.
-fn names(thread: usize) -> [String; 2] {
+fn region_names(thread: usize) -> [String; 2] {
     ["perf-client", "perf-server"].map(|end| format!("{end}-{thread}"))
 }
 
@@ -76,7 +76,7 @@ impl Partner for Player {
         if bench.regions.is_empty() {
             for thread in 0..bench.job.threads {
                 for (name, home) in
-                    names(thread).iter().zip([Placement::Local, Placement::On(bench.end.peer)])
+                    region_names(thread).iter().zip([Placement::Local, Placement::On(bench.end.peer)])
                 {
                     let bytes = bench.job.size_max();
                     let lh = bench.end.session.alloc(Some(name), bytes, home, Permissions::all())?;
@@ -88,10 +88,10 @@ impl Partner for Player {
     }
 
     /// Creates one player per thread, with stamp 0.
-    fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Player>> {
+    fn create(end: &End, part: &Part) -> anyhow::Result<Vec<Player>> {
         let session = &end.session;
         let player = |thread| {
-            let [client, server] = names(thread);
+            let [client, server] = region_names(thread);
             let (own, other) = if end.peer == CLIENT { (server, client) } else { (client, server) };
             let [own, other] =
                 [own, other].map(|name| session.map(&name, Permissions::READ | Permissions::WRITE));
@@ -114,19 +114,19 @@ impl Partner for Player {
     }
 
     #[inline]
-    fn turn(&mut self, leads: bool) -> anyhow::Result<()> {
+    fn take_turn(&mut self, leads: bool) -> anyhow::Result<()> {
         self.stamp += 1;
         if leads {
-            self.serve()?;
+            self.post_stamp()?;
             self.await_stamp()
         } else {
             self.await_stamp()?;
-            self.serve()
+            self.post_stamp()
         }
     }
 
     /// Verifies the other side's last write.
-    fn end(mut self) -> anyhow::Result<u64> {
+    fn finish(mut self) -> anyhow::Result<u64> {
         self.complete()?;
         let errors = differs(&self.session, self.own, 0, &self.payload)?;
         [self.own, self.other].into_iter().try_for_each(|lh| self.session.unmap(lh))?;
@@ -137,7 +137,7 @@ impl Partner for Player {
 impl Player {
     /// Posts a write to the other side; it completes during the wait for the answer.
     #[inline]
-    fn serve(&mut self) -> anyhow::Result<()> {
+    fn post_stamp(&mut self) -> anyhow::Result<()> {
         self.complete()?;
         let mut payload = std::mem::take(&mut self.payload);
         let at = payload.len() - WORD_BYTES as usize;
@@ -169,8 +169,9 @@ impl Player {
         let (mut reads, mut begin) = (0u32, None);
         loop {
             let mut look = None;
-            let is_due =
-                |look: &mut Option<Instant>| look.get_or_insert_with(Instant::now).elapsed() > LOOK_INTERVAL;
+            let is_due = |look: &mut Option<Instant>| {
+                look.get_or_insert_with(Instant::now).elapsed() > LIVENESS_INTERVAL
+            };
             let word = self.session.wait_until(self.own, at, |word| {
                 reads = reads.wrapping_add(1);
                 word == stamp || reads.is_multiple_of(READS_PER_CLOCK) && is_due(&mut look)

@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use super::args::{ServerArgs, name_of};
 use super::cores::{Cores, pin};
-use super::crew;
 use super::end::End;
 use super::job::Job;
 use super::measure::process_cpu;
+use super::pinned;
 use super::table;
-use crate::coworker::Coworker;
+use crate::child::ChildProcess;
 use crate::output;
 use crate::signals;
 use crate::threads;
@@ -80,16 +80,16 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 }
 
 /// The server process, from the client's view. Dropping it kills the process.
-pub struct Server(Coworker);
+pub struct Server(ChildProcess);
 
 impl Server {
     /// Starts the server process; returns when its node has joined the cluster in `dir`.
     pub fn start(dir: &Path, job: &Job) -> anyhow::Result<Server> {
         let (arena, cores) = (job.arena_bytes().to_string(), name_of(&job.args.cores));
-        let responder = job.args.responder.name();
+        let responder = job.args.responder.mode.name();
         let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric, "--responder", responder];
         let flags = flags.map(str::to_owned);
-        let mut server = Server(Coworker::start("the server process", dir, "perf-server", &flags)?);
+        let mut server = Server(ChildProcess::start("the server process", dir, "perf-server", &flags)?);
         server.reply()?;
         Ok(server)
     }
@@ -127,29 +127,29 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         arena_bytes: args.arena,
         providers: vec![args.fabric],
         attach: Some(AttachMode::Owner),
-        responder: args.responder,
+        responder: args.responder.mode,
         ..transport::config()
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;
     output::print_json(&Reply::Ok(0))?;
-    let (end, mut following) = (End::new(node, CLIENT, cores)?, None);
+    let (end, mut server_threads) = (End::new(node, CLIENT, cores)?, None);
     for line in io::stdin().lock().lines() {
         let request = serde_json::from_str(&line?).context("cannot read the job")?;
-        let reply: Reply = handle(request, &end, &mut following).map_err(|error| format!("{error:#}"));
+        let reply: Reply = handle(request, &end, &mut server_threads).map_err(|error| format!("{error:#}"));
         output::print_json(&reply)?;
     }
     end.leave();
     Ok(())
 }
 
-fn handle(request: Request, end: &End, following: &mut Option<Following>) -> anyhow::Result<u64> {
+fn handle(request: Request, end: &End, server_threads: &mut Option<ServerThreads>) -> anyhow::Result<u64> {
     match request {
         Request::Follow(part) => {
             let test = table::named(&part.test).context("there is no such test")?;
-            *following = Some(Following::begin((test.follow)(end, &part)?, end.cores.clone())?);
+            *server_threads = Some(ServerThreads::start((test.follow)(end, &part)?, end.cores.clone())?);
             Ok(0)
         }
-        Request::EndFollowing => following.take().context("no server threads are running")?.end(),
+        Request::EndFollowing => server_threads.take().context("no server threads are running")?.join(),
         Request::Cpu => Ok(u64::try_from(process_cpu().as_nanos())?),
         Request::Checksum { name, len } => {
             let lh = end.session.map(&name, Permissions::READ)?;
@@ -162,22 +162,22 @@ fn handle(request: Request, end: &End, following: &mut Option<Following>) -> any
 }
 
 /// The server's threads.
-struct Following {
+struct ServerThreads {
     functions: Vec<blocking::Server>,
     all: JoinHandle<anyhow::Result<u64>>,
 }
 
-impl Following {
-    fn begin(followers: Vec<Follower>, cores: Cores) -> anyhow::Result<Following> {
+impl ServerThreads {
+    fn start(followers: Vec<Follower>, cores: Cores) -> anyhow::Result<ServerThreads> {
         let functions = followers.iter().filter_map(|follower| follower.function.clone()).collect();
         let run = |_, follower: Follower, _| (follower.run)();
         let all = threads::spawn("halite-server", move || {
-            Ok(crew::run(followers, |thread| cores.of_server(thread), run)?.into_iter().sum())
+            Ok(pinned::run_all(followers, |thread| cores.of_server(thread), run)?.into_iter().sum())
         })?;
-        Ok(Following { functions, all })
+        Ok(ServerThreads { functions, all })
     }
 
-    fn end(self) -> anyhow::Result<u64> {
+    fn join(self) -> anyhow::Result<u64> {
         self.functions.iter().for_each(blocking::Server::close);
         self.all.join().expect("such a thread does not panic")
     }

@@ -7,7 +7,7 @@ use super::barriers::Member;
 use super::bulk::{COPIES, FILLS};
 use super::end::End;
 use super::messages::{Published, Sent, Streamed};
-use super::pairs::follow;
+use super::pairs::server_threads;
 use super::pingpong::Player;
 use super::server::{Follower, Part};
 use super::words::{ADDS, SWAPS};
@@ -32,37 +32,37 @@ pub struct Test {
 /// All tests, in the order of the help.
 #[rustfmt::skip]
 pub static TESTS: [Test; 22] = [
-    time("read_lat", access::plan::<READS>, alone, "Latency of a read"),
-    rate("read_bw", access::plan::<READS>, alone, "Throughput of reads"),
-    time("write_lat", pingpong::plan, follow::<Player>,
+    time("read_lat", access::plan::<READS>, no_threads, "Latency of a read"),
+    rate("read_bw", access::plan::<READS>, no_threads, "Throughput of reads"),
+    time("write_lat", pingpong::plan, server_threads::<Player>,
          "Half the round trip of a ping-pong of writes, both sides polling memory; --completion: latency of a write"),
-    rate("write_bw", access::plan::<WRITES>, alone, "Throughput of writes"),
-    time("alloc_lat", regions::plan_alloc, alone, "Latency of alloc of -s bytes; free is not timed"),
-    time("map_lat", regions::plan_map, alone, "Latency of map of a region of -s bytes; unmap is not timed"),
-    time("rpc_lat", calls::plan_one_by_one, echo::follow, "Latency of a call: -s bytes in, --reply-size bytes out"),
-    rate("rpc_rate", calls::plan_outstanding, echo::follow, "Calls per second with --window outstanding per thread"),
-    time("rpc_load", load::plan, echo::follow,
+    rate("write_bw", access::plan::<WRITES>, no_threads, "Throughput of writes"),
+    time("alloc_lat", regions::plan_alloc, no_threads, "Latency of alloc of -s bytes; free is not timed"),
+    time("map_lat", regions::plan_map, no_threads, "Latency of map of a region of -s bytes; unmap is not timed"),
+    time("rpc_lat", calls::plan_one_by_one, echo::server_threads, "Latency of a call: -s bytes in, --reply-size bytes out"),
+    rate("rpc_rate", calls::plan_outstanding, echo::server_threads, "Calls per second with --window outstanding per thread"),
+    time("rpc_load", load::plan, echo::server_threads,
          "Processor time of calls at a given --rate, next to two busy-polling processes; -a: also at 1/2, 1/4 and 1/8 of it"),
-    time("rpc_memory", occupancy::plan, echo::follow,
+    time("rpc_memory", occupancy::plan, echo::server_threads,
          "Share of request memory that holds requests, for key and value sizes of a Facebook memcached pool"),
-    time("send_lat", Sent::plan, follow::<Sent>,
+    time("send_lat", Sent::plan, server_threads::<Sent>,
          "Half the round trip of a ping-pong of messages; send returns when the message is queued at the port"),
-    time("publish_lat", Published::plan, follow::<Published>,
+    time("publish_lat", Published::plan, server_threads::<Published>,
          "Half the round trip of a ping-pong of published messages"),
-    rate("publish_rate", Streamed::plan, follow::<Streamed>, "Messages published per second"),
-    time("fetch_add_lat", words::plan::<ADDS>, alone, "Latency of fetch_add; all threads use one word"),
-    time("cas_lat", words::plan::<SWAPS>, alone, "Latency of compare_swap; each thread uses its own word"),
-    time("lock_lat", locks::plan, alone,
+    rate("publish_rate", Streamed::plan, server_threads::<Streamed>, "Messages published per second"),
+    time("fetch_add_lat", words::plan::<ADDS>, no_threads, "Latency of fetch_add; all threads use one word"),
+    time("cas_lat", words::plan::<SWAPS>, no_threads, "Latency of compare_swap; each thread uses its own word"),
+    time("lock_lat", locks::plan, no_threads,
          "Latency of lock and unlock; -t: of passing the lock between that many waiting sessions"),
-    time("barrier_lat", barriers::plan, follow::<Member>,
+    time("barrier_lat", barriers::plan, server_threads::<Member>,
          "Latency of a barrier of -t threads in each of two processes"),
-    time("fill_lat", bulk::plan::<FILLS>, alone, "Latency of fill of -s bytes"),
-    time("copy_lat", bulk::plan::<COPIES>, alone, "Latency of copy of -s bytes between two regions of the peer"),
-    time(FAN_IN, access::plan::<READS>, alone,
+    time("fill_lat", bulk::plan::<FILLS>, no_threads, "Latency of fill of -s bytes"),
+    time("copy_lat", bulk::plan::<COPIES>, no_threads, "Latency of copy of -s bytes between two regions of the peer"),
+    time(FAN_IN, access::plan::<READS>, no_threads,
          "Reads or writes of many --clients at one server, which has a queue pair for each or no connection state"),
-    rate(QOS, access::plan::<WRITES>, alone,
+    rate(QOS, access::plan::<WRITES>, no_threads,
          "Sessions of two priorities beside each other, as in LITE's figure 16; set --policy, --seconds and --link-rate"),
-    time(NETWORKS, access::plan::<READS>, alone,
+    time(NETWORKS, access::plan::<READS>, no_threads,
          "TCP and UDP over loopback, and Halite over roce and shm, 32 B to 32 MiB, beside published networks; takes a minute"),
 ];
 
@@ -74,18 +74,18 @@ pub const QOS: &str = "qos";
 pub const NETWORKS: &str = "networks";
 
 type MakePlan = fn(&PerfArgs) -> Planned;
-type MakeFollowers = fn(&End, &Part) -> anyhow::Result<Vec<Follower>>;
+type MakeThreads = fn(&End, &Part) -> anyhow::Result<Vec<Follower>>;
 
-const fn time(name: &'static str, plan: MakePlan, follow: MakeFollowers, help: &'static str) -> Test {
+const fn time(name: &'static str, plan: MakePlan, follow: MakeThreads, help: &'static str) -> Test {
     Test { name, is_bandwidth: false, plan, follow, help }
 }
 
-const fn rate(name: &'static str, plan: MakePlan, follow: MakeFollowers, help: &'static str) -> Test {
+const fn rate(name: &'static str, plan: MakePlan, follow: MakeThreads, help: &'static str) -> Test {
     Test { is_bandwidth: true, ..time(name, plan, follow, help) }
 }
 
 /// Creates no server threads; for tests that need none.
-fn alone(_: &End, _: &Part) -> anyhow::Result<Vec<Follower>> {
+fn no_threads(_: &End, _: &Part) -> anyhow::Result<Vec<Follower>> {
     Ok(Vec::new())
 }
 

@@ -4,7 +4,7 @@
 //! Crate `halite_trials` defines trials and violations.
 
 mod args;
-mod blame;
+mod excerpt;
 mod list;
 mod panics;
 mod plans;
@@ -41,12 +41,12 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
 
 /// The error of a trial with a violation.
 #[derive(Debug, thiserror::Error)]
-#[error("plan {plan} fails with seed {seed}; repeat it with: {again}")]
+#[error("plan {plan} fails with seed {seed}; repeat it with: {repeat}")]
 struct Failed {
     plan: String,
     seed: u64,
     /// A command that repeats the trial and accepts `--trace FILE`.
-    again: String,
+    repeat: String,
 }
 
 /// The error of a trace that could not be written.

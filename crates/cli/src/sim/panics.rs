@@ -11,22 +11,24 @@ use crate::output;
 
 thread_local! {
     /// The command that repeats the trial of this thread.
-    static AGAIN: RefCell<Option<String>> = const { RefCell::new(None) };
+    static REPEAT_COMMAND: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 /// Installs a panic hook that names the trial.
 pub fn report_trials() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        AGAIN.with_borrow(|again| again.iter().for_each(|again| output::note(&format!("panic in: {again}"))));
+        REPEAT_COMMAND.with_borrow(|command| {
+            command.iter().for_each(|command| output::note(&format!("panic in: {command}")))
+        });
         usual(info);
     }));
 }
 
 /// Runs `work`, which runs a trial, and names that trial if it panics.
 pub fn in_trial<T>(source: &Source, seed: u64, work: impl FnOnce() -> T) -> T {
-    AGAIN.set(Some(source.again(seed)));
+    REPEAT_COMMAND.set(Some(source.repeat_command(seed)));
     let done = work();
-    AGAIN.set(None);
+    REPEAT_COMMAND.set(None);
     done
 }

@@ -10,7 +10,7 @@ use crate::shell::quoted;
 #[derive(Clone, Debug)]
 pub struct Source {
     /// Name or path as the user gave it.
-    pub said: String,
+    pub name: String,
     /// Name of a profile that replaces the plan's.
     pub profile: Option<String>,
     pub plan: Plan,
@@ -27,39 +27,39 @@ pub enum SourceError {
         cause: io::Error,
     },
     /// The plan is invalid or unknown.
-    #[error("plan {said}: {cause}")]
+    #[error("plan {name}: {cause}")]
     Plan {
         /// Name or path of the plan, as the user gave it.
-        said: String,
+        name: String,
         /// The reason why the plan cannot be used.
         cause: Box<PlanError>,
     },
 }
 
 impl Source {
-    /// Finds the plan `said`, with another profile if one is given.
-    pub fn find(said: &str, profile: Option<&str>) -> Result<Source, SourceError> {
-        let plan = if is_name(said) { Plan::named(said) } else { Plan::from_toml(&read(said)?) };
+    /// Finds the plan with this name or path, with another profile if one is given.
+    pub fn find(name: &str, profile: Option<&str>) -> Result<Source, SourceError> {
+        let plan = if is_name(name) { Plan::named(name) } else { Plan::from_toml(&read(name)?) };
         let plan = plan.and_then(|plan| match profile {
             Some(profile) => plan.over(profile),
             None => Ok(plan),
         });
         match plan {
-            Ok(plan) => Ok(Source { said: said.to_owned(), profile: profile.map(str::to_owned), plan }),
-            Err(cause) => Err(SourceError::Plan { said: said.to_owned(), cause: Box::new(cause) }),
+            Ok(plan) => Ok(Source { name: name.to_owned(), profile: profile.map(str::to_owned), plan }),
+            Err(cause) => Err(SourceError::Plan { name: name.to_owned(), cause: Box::new(cause) }),
         }
     }
 
     /// Returns the command that runs the plan with a seed.
-    pub fn again(&self, seed: u64) -> String {
+    pub fn repeat_command(&self, seed: u64) -> String {
         let profile = self.profile.as_ref().map(|name| format!(" --profile {name}"));
-        format!("halite sim run {} --seed {seed}{}", quoted(&self.said), profile.unwrap_or_default())
+        format!("halite sim run {} --seed {seed}{}", quoted(&self.name), profile.unwrap_or_default())
     }
 }
 
-/// Returns true if `said` is a name, not a path.
-fn is_name(said: &str) -> bool {
-    !said.contains(['/', '.'])
+/// Returns true for a name, false for a path.
+fn is_name(text: &str) -> bool {
+    !text.contains(['/', '.'])
 }
 
 fn read(path: &str) -> Result<String, SourceError> {

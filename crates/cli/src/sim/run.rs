@@ -23,8 +23,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         false => output::print(&report.to_string())?,
     }
     if report.violation.is_some() {
-        let again = source.again(args.seed);
-        return Err(Failed { plan: report.plan, seed: args.seed, again }.into());
+        let repeat = source.repeat_command(args.seed);
+        return Err(Failed { plan: report.plan, seed: args.seed, repeat }.into());
     }
     Ok(())
 }

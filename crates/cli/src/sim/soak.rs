@@ -11,7 +11,7 @@ use super::args::SoakArgs;
 use super::plans::{Source, SourceError};
 use super::totals::Totals;
 use super::walk::Walk;
-use super::{Failed, blame, write_trace};
+use super::{Failed, excerpt, write_trace};
 use crate::output;
 use crate::perf::measure::process_cpu;
 
@@ -43,10 +43,10 @@ pub fn run(args: &SoakArgs) -> anyhow::Result<()> {
 }
 
 fn sources(args: &SoakArgs) -> Result<Vec<Source>, SourceError> {
-    let find = |said: &str| Source::find(said, args.profile.as_deref());
+    let find = |name: &str| Source::find(name, args.profile.as_deref());
     match args.plans.as_slice() {
         [] => Plan::SMALL.iter().map(|name| find(name)).collect(),
-        said => said.iter().map(|said| find(said)).collect(),
+        name => name.iter().map(|name| find(name)).collect(),
     }
 }
 
@@ -55,7 +55,7 @@ fn cores() -> NonZeroUsize {
 }
 
 fn failed(source: &Source, seed: u64) -> Failed {
-    Failed { plan: source.said.clone(), seed, again: source.again(seed) }
+    Failed { plan: source.name.clone(), seed, repeat: source.repeat_command(seed) }
 }
 
 /// Adds up the reports of all threads until they end, and prints progress.
@@ -83,7 +83,7 @@ fn collect_one(report: Report, walk: &Walk, keep_going: bool, totals: &mut Total
     match &report.violation {
         Some(_) if !keep_going => walk.stop(),
         Some(violation) => {
-            output::note(&format!("{}: {violation}", walk.source(report.seed).again(report.seed)))
+            output::note(&format!("{}: {violation}", walk.source(report.seed).repeat_command(report.seed)))
         }
         None => {}
     }
@@ -96,7 +96,7 @@ fn show(walk: &Walk, seed: u64, violation: &str, args: &SoakArgs) -> anyhow::Res
     if let Some(path) = &args.trace {
         write_trace(path, &report.trace)?;
     }
-    for line in blame::last_lines(&report.trace, violation, LINES_MAX) {
+    for line in excerpt::last_lines(&report.trace, violation, LINES_MAX) {
         output::note(line);
     }
     if report.violation.as_deref() != Some(violation) {

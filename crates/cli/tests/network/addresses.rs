@@ -1,16 +1,16 @@
 //! Hosts whose addresses change while their nodes run: a DHCP lease ends, or an interface is configured again.
 
 use crate::application::Application;
-use crate::cluster::{Cluster, SECRET, share_secret};
+use crate::cluster::{Cluster, SECRET, share_secret, start_with_two_addresses};
 use crate::support::{bytes, eventually};
 use crate::world::{Host, Processes, World};
 
-fn take_away(host: &Host) {
+fn remove_address(host: &Host) {
     host.ok(&format!("ip addr del {}/24 dev cable", host.address));
 }
 
 #[test]
-fn an_address_that_goes_for_a_while_costs_sight_only() {
+fn lost_address_makes_a_node_unreachable_only() {
     let Some(cluster) = Cluster::new(3, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
     for node in 0..3 {
@@ -21,9 +21,9 @@ fn an_address_that_goes_for_a_while_costs_sight_only() {
     // Both ends report an error that a program can recognize.
     let [there, here] = [(0, 2), (2, 1)]
         .map(|(at, node)| (Application::start(cluster.host(at), &format!("miss {node}")), node));
-    take_away(host);
+    remove_address(host);
     for (application, node) in [there, here] {
-        let missed = application.missed();
+        let missed = application.wait_for_error();
         assert!(missed.contains("missed: LinkLost") && missed.contains(&node.to_string()), "{missed}");
     }
     for other in [0, 1].map(|other| cluster.host(other)) {
@@ -48,21 +48,17 @@ fn an_address_that_goes_for_a_while_costs_sight_only() {
 }
 
 #[test]
-fn a_node_is_reached_by_its_second_address() {
+fn second_address_replaces_the_first() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     share_secret(&world);
-    let start = |host: &Host, number: usize, join: &str| {
-        let listen = format!("--listen '{}:7000,[{}]:7000'", host.address, host.address_6);
-        let line = format!("halite node --id {number} --arena 256M {listen} --secret-file {SECRET} {join}");
-        host.start(&line, "ready")
-    };
-    let _first = start(world.host(0), 0, "");
-    let _second = start(world.host(1), 1, "--join 10.0.0.1:7000 --metrics 127.0.0.1:9464");
-    let is_whole = || world.hosts().iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive");
+    let _first = start_with_two_addresses(world.host(0), 0, "");
+    let flags = "--join 10.0.0.1:7000 --metrics 127.0.0.1:9464";
+    let _second = start_with_two_addresses(world.host(1), 1, flags);
+    let is_whole = || world.are_alive(2);
     eventually(is_whole);
     world.host(0).write("/tmp/salt", b"salt");
     world.host(0).ok("halite put salt /tmp/salt --node 1");
-    take_away(world.host(1));
+    remove_address(world.host(1));
     eventually(|| world.host(0).state(1) == "unreachable");
     eventually(is_whole);
     assert_eq!(world.host(0).ok("halite get salt"), "salt");
@@ -72,7 +68,7 @@ fn a_node_is_reached_by_its_second_address() {
 
 /// Starts two nodes that listen at these addresses; the second joins at `join`. Checks that the addresses are shown as
 /// `shown`, that the doctor finds the way, and that both hold regions.
-fn meet(world: &World, listen: [String; 2], join: &str, shown: [String; 2]) {
+fn check_hosts_meet(world: &World, listen: [String; 2], join: &str, shown: [String; 2]) {
     share_secret(world);
     let start = |number: usize, join: &str| {
         let flags = format!("--listen '{}' --secret-file {SECRET} {join}", listen[number]);
@@ -81,9 +77,9 @@ fn meet(world: &World, listen: [String; 2], join: &str, shown: [String; 2]) {
     };
     let examine = |flags: &str| {
         let doctor = format!("halite doctor --json --secret-file {SECRET} --join '{join}' {flags}");
-        let said = String::from_utf8(world.host(1).run(&doctor).stdout).unwrap();
+        let text = String::from_utf8(world.host(1).run(&doctor).stdout).unwrap();
         let passes = "packets (UDP) pass in both directions, with up to";
-        assert!(said.contains(passes) && said.contains("\"mtu\""), "{doctor}: {said}");
+        assert!(text.contains(passes) && text.contains("\"mtu\""), "{doctor}: {text}");
     };
     let _first = start(0, "");
     // Without --listen, the doctor chooses the address that the route has.
@@ -93,7 +89,7 @@ fn meet(world: &World, listen: [String; 2], join: &str, shown: [String; 2]) {
     for host in world.hosts() {
         eventually(|| host.nodes().iter().zip(&shown).all(|(row, shown)| row["address"] == shown.as_str()));
     }
-    eventually(|| world.hosts().iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
+    eventually(|| world.are_alive(2));
     for (at, there) in [(0, 1), (1, 0)] {
         let host = world.host(at);
         host.write("/tmp/file", &bytes(300_000));
@@ -103,20 +99,20 @@ fn meet(world: &World, listen: [String; 2], join: &str, shown: [String; 2]) {
 }
 
 #[test]
-fn hosts_meet_by_link_local_addresses() {
+fn link_local_addresses_work() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     for (number, host) in world.hosts().iter().enumerate() {
         host.ok(&format!("ip addr add fe80::a{number}/64 dev cable nodad"));
     }
     let index = world.host(1).ok("ip -o link show cable | cut -d: -f1");
     let listen = [0, 1].map(|number| format!("[fe80::a{number}%cable]:7000"));
-    meet(&world, listen.clone(), &format!("[fe80::a0%{}]:7000", index.trim()), listen);
+    check_hosts_meet(&world, listen.clone(), &format!("[fe80::a0%{}]:7000", index.trim()), listen);
 }
 
 #[test]
-fn an_ipv4_address_in_ipv6_form_is_one_of_ipv4() {
+fn mapped_ipv4_addresses_work() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     let listen = [0, 1].map(|number| format!("[::ffff:{}]:7000", world.host(number).address));
     let shown = [0, 1].map(|number| format!("{}:7000", world.host(number).address));
-    meet(&world, listen, &shown[0], shown.clone());
+    check_hosts_meet(&world, listen, &shown[0], shown.clone());
 }

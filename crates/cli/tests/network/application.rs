@@ -42,13 +42,13 @@ impl Application {
     #[track_caller]
     fn start_by(host: &Host, line: &str) -> Application {
         let mut running = Running::of(host.command(line));
-        let said = loop {
+        let text = loop {
             let line = running.line();
             if let Some((_, rest)) = line.split_once("ready as node ") {
                 break rest.trim().to_owned();
             }
         };
-        Application { running, node: said.parse().unwrap() }
+        Application { running, node: text.parse().unwrap() }
     }
 
     /// Returns the node number that the application was assigned.
@@ -75,7 +75,7 @@ impl Application {
 
     /// Waits until an application that reads from another node fails; returns its error.
     #[track_caller]
-    pub fn missed(mut self) -> String {
+    pub fn wait_for_error(mut self) -> String {
         self.running.line()
     }
 
@@ -181,10 +181,10 @@ fn count(session: &Session, node: NodeId, is_ready: impl FnOnce()) {
 fn miss(session: &Session, node: NodeId, is_ready: impl FnOnce()) {
     let lh = session.alloc(None, 1 << 20, Placement::On(node), Permissions::empty()).unwrap();
     is_ready();
-    let told = loop {
+    let failure = loop {
         if let Err(error) = session.read(lh, 0, &mut [0; 10_000]) {
             break error;
         }
     };
-    println!("missed: {:?}", told.cause);
+    println!("missed: {:?}", failure.cause);
 }

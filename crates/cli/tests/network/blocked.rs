@@ -8,7 +8,7 @@ use crate::support::eventually;
 use crate::world::{Host, Processes, World};
 
 #[test]
-fn a_join_over_blocked_udp_says_so() {
+fn join_reports_blocked_udp() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     share_secret(&world);
     let _first = start(world.host(0), 0, None);
@@ -28,7 +28,7 @@ fn a_join_over_blocked_udp_says_so() {
     assert!(examine_at(7001).contains("pass in both directions"), "{}", examine_at(7001));
     // The result does not depend on which end drops packets.
     for deaf in world.hosts() {
-        deaf.mute_packets();
+        deaf.drop_udp();
         for number in ["--id 1", "--id 0", ""] {
             let line = line(world.host(1), 1, Some("10.0.0.1")).replace("--id 1", number);
             let complaint = world.host(1).fails(&line);
@@ -40,16 +40,16 @@ fn a_join_over_blocked_udp_says_so() {
             assert!(ends.iter().all(|end| complaint.contains(end)), "{line}: {complaint}");
         }
         assert!(examine().contains("answers over TCP, but packets (UDP)"), "{}", examine());
-        deaf.let_all_arrive();
+        deaf.drop_no_packets();
     }
     assert_eq!(world.host(0).state(0), "alive");
     let _second = start(world.host(1), 1, Some("10.0.0.1"));
-    eventually(|| world.hosts().iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
+    eventually(|| world.are_alive(2));
 }
 
 /// Why a node is unreachable stands in the logs of others.
 #[test]
-fn logs_say_why_a_connection_has_ended() {
+fn logs_report_why_a_connection_ended() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     share_secret(&world);
     let begin = |number: usize, join| {
@@ -79,14 +79,14 @@ fn logs_say_why_a_connection_has_ended() {
 /// Packets are blocked or translated under running nodes: commands of either host, its status and its explanations say
 /// so.
 #[test]
-fn commands_say_why_a_node_is_out_of_reach() {
+fn commands_report_why_a_node_is_unreachable() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
     share_secret(&world);
     let _nodes =
         [(0, None), (1, Some("10.0.0.1"))].map(|(number, join)| start(world.host(number), number, join));
     let hosts = world.hosts();
     hosts[1].ok("head -c 4096 /dev/zero | halite put theirs - --on 1");
-    hosts[0].mute_packets();
+    hosts[0].drop_udp();
     let asked = [
         (0, 1, "halite get theirs"),
         (0, 1, "halite put more /tmp/secret --on 1"),
@@ -110,8 +110,8 @@ fn commands_say_why_a_node_is_out_of_reach() {
         assert!(!complaint.contains("lost regions"), "{complaint}");
     };
     asked.into_iter().for_each(|asked| check("answers over TCP, but packets (UDP)", asked));
-    hosts[0].let_all_arrive();
-    eventually(|| hosts.iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
+    hosts[0].drop_no_packets();
+    eventually(|| world.are_alive(2));
     assert!(hosts[0].nodes()[1]["reason"].is_null(), "they are connected again");
     hosts[1].translate_packets();
     asked.into_iter().for_each(|asked| check("a NAT translates the peer's address", asked));
@@ -119,7 +119,7 @@ fn commands_say_why_a_node_is_out_of_reach() {
 
 /// The directory of names is out of reach of the only node on the command's host.
 #[test]
-fn a_node_is_drained_without_node_0() {
+fn node_is_drained_without_node_0() {
     let Some(world) = World::new(3, Processes::Shared) else { return };
     share_secret(&world);
     let _first = start(world.host(0), 0, None);
@@ -127,10 +127,10 @@ fn a_node_is_drained_without_node_0() {
     let _third = start(world.host(2), 2, Some("10.0.0.1"));
     let host = world.host(1);
     host.ok("echo kept | halite put model - --on 1");
-    host.drop_arrivals("ip saddr 10.0.0.1");
+    host.drop_packets("ip saddr 10.0.0.1");
     eventually(|| host.ok("halite explain 0").contains("has been unreachable for"));
-    let said = host.ok("halite drain 1");
-    assert!(said.contains("moved 1 regions") && said.contains("node 1 has left"), "{said}");
+    let text = host.ok("halite drain 1");
+    assert!(text.contains("moved 1 regions") && text.contains("node 1 has left"), "{text}");
     assert!(second.wait().success());
     eventually(|| world.host(2).run("halite get model").stdout == b"kept\n");
 }

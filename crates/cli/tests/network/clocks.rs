@@ -12,13 +12,13 @@ const HOUR_S: i64 = 3600;
 /// Takes the lock on a host and releases it; returns the token.
 #[track_caller]
 fn token(cluster: &Cluster, host: usize) -> u64 {
-    let said = cluster.host(host).ok(&Application::line("lock-once"));
-    let (_, token) = said.split_once("by token ").unwrap_or_else(|| panic!("{said}"));
+    let text = cluster.host(host).ok(&Application::line("lock-once"));
+    let (_, token) = text.split_once("by token ").unwrap_or_else(|| panic!("{text}"));
     token.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 #[test]
-fn clocks_an_hour_apart_harm_nothing() {
+fn tokens_increase_with_clocks_an_hour_apart() {
     let offsets_s = [-HOUR_S, 0, HOUR_S];
     let Some(mut world) = World::new(3, Processes::Shared) else { return };
     world.set_clocks(&offsets_s);

@@ -56,7 +56,7 @@ impl Cluster {
     }
 
     pub fn is_whole(&self) -> bool {
-        self.states().iter().flatten().all(|state| state == "alive")
+        self.world.are_alive(self.nodes.len() as u32)
     }
 
     /// Returns the incarnations of the permanent nodes, as host 0 sees them.
@@ -94,6 +94,13 @@ fn by(world: &World, index: usize) -> Option<&str> {
 /// Starts node `number` on a host; it joins through the node at the address `join`.
 pub fn start(host: &Host, number: usize, join: Option<&str>) -> Running {
     host.start(&line(host, number, join), "ready")
+}
+
+/// Starts node `number` as [`start`] does, with the IPv4 and the IPv6 address of its host and these flags.
+pub fn start_with_two_addresses(host: &Host, number: usize, flags: &str) -> Running {
+    let listen = format!("--listen '{}:7000,[{}]:7000'", host.address, host.address_6);
+    let line = format!("halite node --id {number} --arena 256M {listen} --secret-file {SECRET} {flags}");
+    host.start(&line, "ready")
 }
 
 /// Returns the command that [`start`] runs.

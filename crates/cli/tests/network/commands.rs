@@ -6,16 +6,16 @@ use crate::world::Processes;
 
 /// Hosts that see each other's processes: a pid of a process on another host may be that of any process here.
 #[test]
-fn down_ends_the_nodes_of_its_own_host_only() {
+fn down_stops_only_nodes_of_its_host() {
     let Some(mut cluster) = Cluster::new(3, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
     let pid = cluster.nodes[0].pid();
     let output = cluster.host(0).run("halite down");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("node 0 (process {pid}) stopped\n"));
     assert_eq!(
-        told,
+        text,
         "halite: 2 nodes on other hosts keep running: `halite down` on those hosts stops them\n"
     );
     assert!(cluster.nodes[0].wait().success());
@@ -25,7 +25,7 @@ fn down_ends_the_nodes_of_its_own_host_only() {
 
 /// Node 0 holds the list of members, and loses power here.
 #[test]
-fn status_works_without_node_0_and_forget_does_not() {
+fn forget_needs_node_0_and_status_does_not() {
     let Some(mut cluster) = Cluster::new(4, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
     cluster.lose_power(3);
@@ -35,8 +35,8 @@ fn status_works_without_node_0_and_forget_does_not() {
     eventually(|| cluster.host(1).state(0) == "unreachable");
     let output = cluster.host(1).run("halite status --json");
     assert_eq!(output.status.code(), Some(3));
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(told, "halite: node 0 is unreachable: showing the report of node 1\n");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(text, "halite: node 0 is unreachable: showing the report of node 1\n");
     let rows = cluster.host(1).nodes();
     let states: Vec<&str> = rows.iter().map(|row| row["state"].as_str().unwrap()).collect();
     assert_eq!(states, ["unreachable", "alive", "unconnected", "unreachable"], "{rows:?}");

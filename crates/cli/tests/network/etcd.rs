@@ -2,7 +2,7 @@
 
 use crate::application::Application;
 use crate::cluster::{Cluster, SECRET, share_secret};
-use crate::jobs::files_locks_and_calls_go_from_host_to_host;
+use crate::jobs::run_main_job;
 use crate::support::{Running, bytes, eventually};
 use crate::world::{Host, Processes, World, is_installed};
 
@@ -16,7 +16,7 @@ pub fn world_with_etcd(hosts: usize, processes: Processes) -> Option<World> {
         println!("left out: there is no etcd here (`apt-get install etcd-server etcd-client`)");
         return None;
     }
-    world.keep_names_in_etcd();
+    world.start_etcd();
     Some(world)
 }
 
@@ -37,13 +37,13 @@ fn put(cluster: &Cluster, host: usize, name: &str) -> bool {
 }
 
 #[test]
-fn files_locks_and_calls_go_between_hosts_with_etcd() {
-    files_locks_and_calls_go_from_host_to_host(with_etcd(3, Processes::Shared));
+fn main_job_works_with_etcd() {
+    run_main_job(with_etcd(3, Processes::Shared));
 }
 
 /// All hosts start with the same command line, as from a supervisor; it contains no host and no number.
 #[test]
-fn one_of_many_hosts_at_once_founds_the_cluster() {
+fn one_of_many_hosts_founds_the_cluster() {
     let Some(world) = world_with_etcd(3, Processes::Shared) else { return };
     share_secret(&world);
     let start = |host: &Host| {
@@ -64,14 +64,14 @@ fn one_of_many_hosts_at_once_founds_the_cluster() {
         });
         let nodes: Vec<_> = starting.collect();
         nodes.iter().for_each(|(is_ready, _)| is_ready.recv().unwrap());
-        eventually(|| (0..3).all(|node| world.hosts().iter().all(|host| host.state(node) == "alive")));
+        eventually(|| world.are_alive(3));
     });
 }
 
 /// Both nodes are started as node 0: without etcd's decision they would found two clusters, which end each other's
 /// incarnations once they connect.
 #[test]
-fn one_of_two_nodes_0_at_once_founds_the_cluster() {
+fn one_of_two_nodes_0_founds_the_cluster() {
     let Some(world) = world_with_etcd(2, Processes::Shared) else { return };
     share_secret(&world);
     let start = |host: &Host| {
@@ -80,19 +80,19 @@ fn one_of_two_nodes_0_at_once_founds_the_cluster() {
     };
     let joined = |line: &String| line.contains("node 0 has joined");
     // A node may first report that the other one has connected.
-    let verdict = |node: &mut Running| {
+    let outcome = |node: &mut Running| {
         std::iter::repeat_with(|| node.line()).find(|line| joined(line) || !line.contains(" INFO "))
     };
-    let said = [0, 1].map(|host| start(world.host(host))).each_mut().map(verdict).map(Option::unwrap);
-    let first = said.iter().position(joined).unwrap_or_else(|| panic!("{said:?}"));
-    let other = &said[1 - first];
-    let is_told =
+    let outcomes = [0, 1].map(|host| start(world.host(host))).each_mut().map(outcome).map(Option::unwrap);
+    let first = outcomes.iter().position(joined).unwrap_or_else(|| panic!("{outcomes:?}"));
+    let other = &outcomes[1 - first];
+    let names_first =
         other.contains("cannot join") && other.contains(&format!("{}:7000", world.host(first).address));
-    assert!(is_told, "{said:?}");
+    assert!(names_first, "{outcomes:?}");
 }
 
 #[test]
-fn names_in_etcd_go_on_without_node_0() {
+fn names_in_etcd_work_without_node_0() {
     let Some(mut cluster) = cluster(3) else { return };
     cluster.put(0, "model", &bytes(100_000), 2);
     cluster.put(0, "gone", &bytes(100_000), 0);
@@ -102,30 +102,28 @@ fn names_in_etcd_go_on_without_node_0() {
     eventually(|| ["unreachable", "unknown"].contains(&&*cluster.host(1).state(0)));
     assert!(cluster.get(1, "model") == bytes(100_000));
     assert!(put(&cluster, 2, "new"), "names do without node 0");
-    let complaint = cluster.host(1).fails("halite get gone");
-    assert!(complaint.contains("node 0"), "{complaint}");
+    cluster.host(1).fails_with("halite get gone", "node 0");
     cluster.world.plug(0);
     cluster.restart(0, Some(1));
     eventually(|| cluster.is_whole());
     assert!(cluster.get(0, "model") == bytes(100_000));
-    let complaint = cluster.host(0).fails("halite get gone");
-    assert!(complaint.contains("lost with node 0 (unreachable since"), "{complaint}");
+    cluster.host(0).fails_with("halite get gone", "lost with node 0 (unreachable since");
     assert!(counting.stop(cluster.host(1)).contains("counted to"));
 }
 
 #[test]
-fn names_return_from_etcd_to_node_0() {
+fn names_move_back_to_node_0_between_hosts() {
     let Some(mut cluster) = cluster(2) else { return };
     cluster.put(0, "there", &bytes(100_000), 1);
     cluster.put(1, "here", &bytes(10_000), 0);
-    let said = cluster.host(1).ok("halite directory back");
-    assert!(said.starts_with("moved 2 names to node 0"), "{said}");
-    (0..2).for_each(|host| cluster.host(host).lose_etcd());
+    let text = cluster.host(1).ok("halite directory back");
+    assert!(text.starts_with("moved 2 names to node 0"), "{text}");
+    (0..2).for_each(|host| cluster.host(host).drop_packets_of_etcd());
     for host in [0, 1] {
         assert!(cluster.get(host, "there") == bytes(100_000) && cluster.get(host, "here") == bytes(10_000));
         assert!(put(&cluster, host, &format!("new-{host}")));
     }
-    cluster.world.leave_etcd();
+    cluster.world.unset_etcd();
     cluster.nodes[1].kill();
     cluster.restart(1, Some(0));
     eventually(|| cluster.is_whole());
@@ -136,18 +134,17 @@ fn names_return_from_etcd_to_node_0() {
 /// All hosts reach each other, and two of four cannot reach etcd.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn nodes_without_etcd_lose_new_names_only() {
+fn nodes_without_etcd_refuse_only_new_names() {
     let Some(cluster) = cluster(4) else { return };
     for node in 0..4 {
         cluster.put(node, &format!("model-{node}"), &bytes(10_000), node);
     }
     let counting = [0, 3].map(|host| Application::start(cluster.host(host), "count 1"));
     for host in [0, 1] {
-        cluster.host(host).lose_etcd();
+        cluster.host(host).drop_packets_of_etcd();
     }
     for host in [0, 1] {
-        let complaint = cluster.host(host).fails("halite get model-3");
-        assert!(complaint.contains("etcd"), "{complaint}");
+        cluster.host(host).fails_with("halite get model-3", "etcd");
     }
     for host in [2, 3] {
         assert!(cluster.get(host, "model-0") == bytes(10_000), "a home that does not reach etcd answers");
@@ -158,7 +155,7 @@ fn nodes_without_etcd_lose_new_names_only() {
     let states = cluster.states().split_off(2);
     assert!(states.iter().flatten().all(|state| state == "alive"), "{states:?}");
     for host in [0, 1] {
-        cluster.host(host).let_all_arrive();
+        cluster.host(host).drop_no_packets();
     }
     for host in [0, 1] {
         eventually(|| put(&cluster, host, &format!("late-{host}")));
@@ -174,7 +171,7 @@ fn nodes_without_etcd_lose_new_names_only() {
 
 /// Without the check, the cluster would take the other's nodes for earlier incarnations of its own.
 #[test]
-fn a_cluster_with_another_secret_is_refused() {
+fn cluster_with_another_secret_is_refused() {
     let Some(world) = world_with_etcd(2, Processes::Own) else { return };
     world.hosts().iter().for_each(|host| drop(host.ok("halite secret new /tmp/secret")));
     let line = |host: &str| format!("halite node --arena 64M --listen {host}:7000 --secret-file /tmp/secret");

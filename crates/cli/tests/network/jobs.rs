@@ -6,7 +6,7 @@ use crate::support::{bytes, eventually};
 use crate::world::{Processes, World};
 
 /// Runs the main job on `cluster`, if there is one: files, locks and calls between hosts.
-pub fn files_locks_and_calls_go_from_host_to_host(cluster: Option<Cluster>) {
+pub fn run_main_job(cluster: Option<Cluster>) {
     let Some(cluster) = cluster else { return };
     let last = cluster.nodes.len() - 1;
     eventually(|| cluster.is_whole());
@@ -51,13 +51,13 @@ pub fn files_locks_and_calls_go_from_host_to_host(cluster: Option<Cluster>) {
 }
 
 #[test]
-fn files_locks_and_calls_go_over_cables_with_loss() {
+fn main_job_works_with_packet_loss() {
     let Some(world) = World::new(3, Processes::Shared) else { return };
-    world.lose(30);
-    files_locks_and_calls_go_from_host_to_host(Some(Cluster::on(world)));
+    world.drop_some_packets(30);
+    run_main_job(Some(Cluster::on(world)));
 }
 
 #[test]
-fn files_locks_and_calls_go_between_pid_namespaces() {
-    files_locks_and_calls_go_from_host_to_host(Cluster::new(5, Processes::Own));
+fn main_job_works_between_pid_namespaces() {
+    run_main_job(Cluster::new(5, Processes::Own));
 }

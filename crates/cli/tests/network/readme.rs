@@ -5,22 +5,22 @@ use crate::support::{Running, eventually};
 use crate::world::{Processes, World};
 
 #[test]
-fn the_readme_works_on_several_machines() {
+fn readme_works_on_several_machines() {
     if let Some(world) = World::new(2, Processes::Own) {
-        follow(&world, |line| line.to_owned());
+        run_readme(&world, |line| line.to_owned());
     }
 }
 
 /// Without `--join`: nodes find each other through etcd.
 #[test]
-fn the_readme_works_on_several_machines_with_etcd() {
+fn readme_works_on_several_machines_with_etcd() {
     if let Some(world) = world_with_etcd(2, Processes::Own) {
-        follow(&world, |line| line.replace("--join 10.0.0.1:7000", ""));
+        run_readme(&world, |line| line.replace("--join 10.0.0.1:7000", ""));
         assert_eq!(world.etcdctl("get --prefix /names/names/ --keys-only").trim(), "/names/names/salt");
     }
 }
 
-fn follow(world: &World, adapt: impl Fn(&str) -> String) {
+fn run_readme(world: &World, adapt: impl Fn(&str) -> String) {
     let readme = include_str!("../../../../README.md");
     let (_, section) = readme.split_once("## Several machines").unwrap();
     let (section, _) = section.split_once("\n## ").unwrap();
@@ -40,7 +40,7 @@ fn follow(world: &World, adapt: impl Fn(&str) -> String) {
         }
     }
     assert_eq!(running.len(), 2);
-    eventually(|| world.hosts().iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
+    eventually(|| world.are_alive(2));
     world.host(0).write("/tmp/file", b"salt");
     world.host(0).ok("halite put salt file --node 1");
     assert_eq!(world.host(1).ok("halite get salt"), "salt");
@@ -48,6 +48,5 @@ fn follow(world: &World, adapt: impl Fn(&str) -> String) {
     // A secret that other users can read is refused.
     world.host(1).ok("chmod 644 halite.secret");
     let flags = "--listen 10.0.0.2:7001 --secret-file halite.secret --join 10.0.0.1:7000";
-    let complaint = world.host(1).fails(&format!("HALITE_DIR=/tmp/other halite node {flags}"));
-    assert!(complaint.contains("halite.secret"), "{complaint}");
+    world.host(1).fails_with(&format!("HALITE_DIR=/tmp/other halite node {flags}"), "halite.secret");
 }

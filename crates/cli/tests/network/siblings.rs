@@ -9,7 +9,7 @@ use crate::world::{Processes, World};
 /// The pid is 0 for its peers, so they cannot send it a signal; through its pidfd they nevertheless detect its end.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn memory_of_a_silent_sibling_is_kept_until_it_ends() {
+fn memory_of_a_stopped_sibling_is_quarantined() {
     let Some(world) = World::new(1, Processes::Shared) else { return };
     let host = world.host(0);
     let _first = host.start(&format!("{APART} halite node --id 0 --arena 64M"), "ready");

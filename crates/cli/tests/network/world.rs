@@ -51,13 +51,13 @@ const ETCD: &str = "10.0.0.254";
 /// All hosts of a test.
 pub struct World {
     etcd: Option<Running>,
-    switch: Place,
+    switch: Namespaces,
     hosts: Vec<Host>,
 }
 
 /// One host.
 pub struct Host {
-    place: Place,
+    place: Namespaces,
     processes: Processes,
     /// Address at which other hosts reach this host.
     pub address: String,
@@ -70,7 +70,7 @@ pub struct Host {
 }
 
 /// Namespaces, which exist while the holder process runs.
-struct Place {
+struct Namespaces {
     _holder: Running,
     /// The process in the namespaces: with a pid namespace, this is not the process that was started.
     pid: u32,
@@ -92,16 +92,16 @@ impl World {
     }
 
     fn build(count: usize, processes: Processes) -> World {
-        let switch = Place::new(Processes::Shared);
-        switch.must("ip link add switch type bridge");
-        switch.must("ip link set switch up");
+        let switch = Namespaces::new(Processes::Shared);
+        switch.run_checked("ip link add switch type bridge");
+        switch.run_checked("ip link set switch up");
         let hosts: Vec<Host> = (0..count).map(|index| Host::on(&switch, index, processes)).collect();
         World { etcd: None, switch, hosts }
     }
 
     /// Starts an etcd. Nodes that are started later get its address.
-    pub fn keep_names_in_etcd(&mut self) {
-        self.switch.must(&format!("ip link set lo up; ip addr add {ETCD}/24 dev switch"));
+    pub fn start_etcd(&mut self) {
+        self.switch.run_checked(&format!("ip link set lo up; ip addr add {ETCD}/24 dev switch"));
         let (client, peer) = (format!("http://{ETCD}:2379"), format!("http://{ETCD}:2380"));
         let urls = format!(
             "--listen-client-urls {client} --advertise-client-urls {client} --listen-peer-urls {peer} --initial-advertise-peer-urls {peer}"
@@ -114,7 +114,7 @@ impl World {
     }
 
     /// Leaves etcd out of the environment of processes that are started later.
-    pub fn leave_etcd(&mut self) {
+    pub fn unset_etcd(&mut self) {
         self.hosts.iter_mut().for_each(|host| host.directory = None);
     }
 
@@ -132,6 +132,11 @@ impl World {
         &self.hosts
     }
 
+    /// Returns true if every host sees the first `nodes` nodes alive.
+    pub fn are_alive(&self, nodes: u32) -> bool {
+        self.hosts.iter().all(|host| (0..nodes).all(|node| host.state(node) == "alive"))
+    }
+
     /// Sets the clock offsets in seconds for processes that are started later, in the order of hosts.
     pub fn set_clocks(&mut self, offsets_s: &[i64]) {
         for (host, offset_s) in self.hosts.iter_mut().zip(offsets_s) {
@@ -141,46 +146,46 @@ impl World {
 
     /// Unplugs the cable of a host, which carries no packets from now on. No process is notified.
     pub fn unplug(&self, index: usize) {
-        self.switch.must(&format!("ip link set port{index} nomaster"));
+        self.switch.run_checked(&format!("ip link set port{index} nomaster"));
     }
 
     pub fn plug(&self, index: usize) {
-        self.switch.must(&format!("ip link set port{index} master switch"));
+        self.switch.run_checked(&format!("ip link set port{index} master switch"));
     }
 
     /// Sets the MTU of all cables, and turns segmentation offload off, so that each packet travels alone.
-    pub fn widen(&self, frame_bytes: u32) {
+    pub fn set_mtu(&self, frame_bytes: u32) {
         for (index, host) in self.hosts.iter().enumerate() {
-            self.switch.must(&format!("ip link set port{index} mtu {frame_bytes}"));
-            host.place.must(&format!("ip link set cable mtu {frame_bytes}"));
-            host.place.must("ethtool -K cable tx-udp-segmentation off gso off tso off");
+            self.switch.run_checked(&format!("ip link set port{index} mtu {frame_bytes}"));
+            host.place.run_checked(&format!("ip link set cable mtu {frame_bytes}"));
+            host.place.run_checked("ethtool -K cable tx-udp-segmentation off gso off tso off");
         }
     }
 
     /// Makes the switch silently drop datagrams longer than `most` bytes from now on.
-    pub fn swallow(&self, most: u32) {
-        self.hosts.iter().for_each(|host| host.drop_arrivals(&format!("iifname cable ip length gt {most}")));
+    pub fn drop_long_packets(&self, most: u32) {
+        self.hosts.iter().for_each(|host| host.drop_packets(&format!("iifname cable ip length gt {most}")));
     }
 
     /// Drops about one of `one_of` UDP datagrams to a host from now on. Does not drop TCP packets: nodes set up
     /// connections over TCP within two seconds, which two lost packets may take.
-    pub fn lose(&self, one_of: u32) {
+    pub fn drop_some_packets(&self, one_of: u32) {
         let some = format!("iifname cable meta l4proto udp numgen random mod {one_of} == 0");
-        self.hosts.iter().for_each(|host| host.drop_arrivals(&some));
+        self.hosts.iter().for_each(|host| host.drop_packets(&some));
     }
 }
 
 impl Host {
-    fn on(switch: &Place, index: usize, processes: Processes) -> Host {
-        let place = Place::new(processes);
+    fn on(switch: &Namespaces, index: usize, processes: Processes) -> Host {
+        let place = Namespaces::new(processes);
         let pid = place.pid;
-        switch.must(&format!("ip link add port{index} type veth peer name cable netns {pid}"));
-        switch.must(&format!("ip link set port{index} master switch up"));
+        switch.run_checked(&format!("ip link add port{index} type veth peer name cable netns {pid}"));
+        switch.run_checked(&format!("ip link set port{index} master switch up"));
         let (address, address_6) = (format!("10.0.0.{}", index + 1), format!("fd00::{}", index + 1));
-        place.must("ip link set lo up");
-        place.must(&format!("ip addr add {address}/24 dev cable"));
-        place.must(&format!("ip addr add {address_6}/64 dev cable nodad"));
-        place.must("ip link set cable up");
+        place.run_checked("ip link set lo up");
+        place.run_checked(&format!("ip addr add {address}/24 dev cable"));
+        place.run_checked(&format!("ip addr add {address_6}/64 dev cable nodad"));
+        place.run_checked("ip link set cable up");
         Host { place, processes, address, address_6, clock_offset_s: 0, directory: None }
     }
 
@@ -219,12 +224,19 @@ impl Host {
         complaint
     }
 
+    /// Runs a shell line that must fail with status 1 and an error message that contains `text`.
+    #[track_caller]
+    pub fn fails_with(&self, line: &str, text: &str) {
+        let complaint = self.fails(line);
+        assert!(complaint.contains(text), "{line}: {complaint}");
+    }
+
     /// Starts a shell line, and waits until the command has printed a line that contains `text`.
     #[track_caller]
     pub fn start(&self, line: &str, text: &str) -> Running {
         let mut running = Running::of(self.command(&format!("exec {line}")));
-        let said = running.line();
-        assert!(said.contains(text), "{line}: {said}");
+        let message = running.line();
+        assert!(message.contains(text), "{line}: {message}");
         running
     }
 
@@ -242,18 +254,18 @@ impl Host {
     }
 
     /// Drops all UDP packets to this host from now on, without notice to any process. TCP works.
-    pub fn mute_packets(&self) {
-        self.drop_arrivals("iifname cable meta l4proto udp");
+    pub fn drop_udp(&self) {
+        self.drop_packets("iifname cable meta l4proto udp");
     }
 
     /// Drops all packets from etcd to this host from now on, without notice to any process. Other hosts still reach
     /// etcd.
-    pub fn lose_etcd(&self) {
-        self.drop_arrivals(&format!("ip saddr {ETCD}"));
+    pub fn drop_packets_of_etcd(&self) {
+        self.drop_packets(&format!("ip saddr {ETCD}"));
     }
 
     /// Drops packets that arrive at this host and match the nftables expression `what`.
-    pub fn drop_arrivals(&self, what: &str) {
+    pub fn drop_packets(&self, what: &str) {
         self.ok("nft add table inet arrivals");
         self.ok("nft 'add chain inet arrivals packets { type filter hook input priority 0; }'");
         self.ok(&format!("nft 'add rule inet arrivals packets {what} drop'"));
@@ -274,7 +286,7 @@ impl Host {
         self.ok(&format!("nft add rule ip forwarded arriving tcp dport {from} redirect to :{to}"));
     }
 
-    pub fn let_all_arrive(&self) {
+    pub fn drop_no_packets(&self) {
         self.ok("nft delete table inet arrivals");
     }
 
@@ -301,8 +313,8 @@ impl Host {
     }
 }
 
-impl Place {
-    fn new(processes: Processes) -> Place {
+impl Namespaces {
+    fn new(processes: Processes) -> Namespaces {
         let program = Path::new(env!("CARGO_BIN_EXE_halite")).parent().unwrap();
         let mut command = Command::new("unshare");
         command.args(["--net", "--mount", "--propagation", "private"]);
@@ -317,7 +329,7 @@ impl Place {
             Processes::Shared => holder.pid(),
             Processes::Own => children(holder.pid())[0],
         };
-        Place { _holder: holder, pid }
+        Namespaces { _holder: holder, pid }
     }
 
     fn command(&self, line: &str) -> Command {
@@ -339,7 +351,7 @@ impl Place {
     }
 
     #[track_caller]
-    fn must(&self, line: &str) {
+    fn run_checked(&self, line: &str) {
         check_ok(line, &self.command(line).output().unwrap());
     }
 }

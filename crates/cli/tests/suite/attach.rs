@@ -29,7 +29,7 @@ use crate::support::{Process, Running, Scratch, bytes, eventually};
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_stopped_node_does_not_hold_clients() {
+fn attach_skips_a_stopped_node() {
     let scratch = Scratch::new("silent");
     scratch.ok("up --nodes 2 --detach");
     let stopped = Process::open(scratch.pid(0));
@@ -37,14 +37,14 @@ fn a_stopped_node_does_not_hold_clients() {
     let session = Session::attach(scratch.cluster()).unwrap();
     assert_eq!(session.node(), NodeId(1));
     let shown = scratch.run("status --principals");
-    let told = String::from_utf8(shown.stderr).unwrap();
-    assert!(told.contains("node 0 ") && told.contains("shows no principals"), "{told}");
+    let text = String::from_utf8(shown.stderr).unwrap();
+    assert!(text.contains("node 0 ") && text.contains("shows no principals"), "{text}");
     // The other node kills it after a lease.
     stopped.end();
 }
 
 #[test]
-fn a_process_uses_a_cluster_without_being_a_node() {
+fn attached_session_uses_a_cluster() {
     let scratch = Scratch::new("attach");
     let refused = Session::attach(scratch.cluster()).unwrap_err();
     assert!(matches!(refused, AttachError::NoNode { .. }), "{refused}");
@@ -108,7 +108,7 @@ fn a_process_uses_a_cluster_without_being_a_node() {
     let held = session.lock("till").unwrap().keep();
     drop((server, session));
     assert!(other.lock("till").unwrap().token() > held);
-    session_ends(&other);
+    wait_for_session_end(&other);
 
     // A node that ends fails the operations of its sessions at once.
     let waiting = std::thread::spawn({
@@ -129,7 +129,7 @@ fn a_process_uses_a_cluster_without_being_a_node() {
 const OTHER: (&str, u32) = ("nobody", 65_534);
 
 /// Runs a command as another user of this host; returns its output and its error message.
-fn as_other(scratch: &Scratch, line: &str) -> (bool, String, String) {
+fn run_as_other(scratch: &Scratch, line: &str) -> (bool, String, String) {
     let command = scratch.command(line);
     let id = OTHER.1;
     let mut other = Command::new("setpriv");
@@ -141,14 +141,14 @@ fn as_other(scratch: &Scratch, line: &str) -> (bool, String, String) {
 }
 
 #[test]
-fn another_user_gets_only_what_was_granted() {
+fn other_user_needs_grants() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can act as two users");
         return;
     }
     let scratch = Scratch::new("users");
     scratch.ok("up --nodes 1 --detach");
-    let (_, _, complaint) = as_other(&scratch, "ls");
+    let (_, _, complaint) = run_as_other(&scratch, "ls");
     assert!(complaint.contains("--attach-mode 0666"), "{complaint}");
     scratch.ok("down");
 
@@ -157,9 +157,9 @@ fn another_user_gets_only_what_was_granted() {
     scratch.ok(&format!("put notes {}", notes.display()));
     scratch.ok(&format!("put diary {}", notes.display()));
     scratch.ok(&format!("grant notes {} r", OTHER.0));
-    assert_eq!(as_other(&scratch, "get notes"), (true, "for all eyes".into(), String::new()));
+    assert_eq!(run_as_other(&scratch, "get notes"), (true, "for all eyes".into(), String::new()));
     for refused in ["get diary", "rm notes", "mv notes --to 0", "grant diary nobody r"] {
-        let (is_done, _, complaint) = as_other(&scratch, refused);
+        let (is_done, _, complaint) = run_as_other(&scratch, refused);
         assert!(!is_done && complaint.contains("permission denied"), "{refused}: {complaint}");
     }
     // Commands that show the cluster, and applications, work for other users, too.
@@ -173,15 +173,15 @@ fn another_user_gets_only_what_was_granted() {
         ("run log --writers 1 --readers 1 --size 16 --seconds 0.1", "verified"),
         ("run wordcount /etc/passwd --top 1", "verified"),
     ] {
-        let (_, shown, complaint) = as_other(&scratch, line);
+        let (_, shown, complaint) = run_as_other(&scratch, line);
         assert!(shown.contains(wanted), "{line}: {shown}{complaint}");
     }
-    let (_, shown, _) = as_other(&scratch, "status --principals --json");
+    let (_, shown, _) = run_as_other(&scratch, "status --principals --json");
     let used: serde_json::Value = serde_json::from_str(&shown).unwrap();
     let of = (&used["principal"], &used["used"]["sessions"], &used["max"]["region_bytes"]);
     assert_eq!(of, (&OTHER.0.into(), &1.into(), &(64 << 20).into()));
     let huge = scratch.write("huge", &vec![7; 65 << 20]);
-    let (_, _, complaint) = as_other(&scratch, &format!("put huge {}", huge.display()));
+    let (_, _, complaint) = run_as_other(&scratch, &format!("put huge {}", huge.display()));
     assert!(complaint.contains("quota `region_bytes` of 67108864 bytes"), "{complaint}");
     // Nothing else in the directory is open to other users: not its list, and no file or socket but the one.
     for path in [scratch.cluster(), scratch.cluster().join("attach/node-0.sock")] {
@@ -192,13 +192,13 @@ fn another_user_gets_only_what_was_granted() {
         let mode = entry.metadata().unwrap().permissions().mode() & 0o077;
         assert_eq!(mode, if entry.file_name() == "attach" { 0o055 } else { 0 }, "{:?}", entry.file_name());
     }
-    assert!(!as_other(&scratch, "--embed ls").0, "another user cannot become a node");
+    assert!(!run_as_other(&scratch, "--embed ls").0, "another user cannot become a node");
     scratch.ok("down");
     assert_eq!(std::fs::metadata(scratch.cluster()).unwrap().permissions().mode() & 0o777, 0o700);
 }
 
 #[test]
-fn a_principal_of_low_priority_is_refused_high_priority() {
+fn low_priority_principal_cannot_use_high_priority() {
     let scratch = Scratch::new("low");
     let user = String::from_utf8(Command::new("id").arg("-un").output().unwrap().stdout).unwrap();
     scratch.ok(&format!("up --nodes 2 --arena 64M --detach --low-priority batch,{}", user.trim()));
@@ -209,15 +209,14 @@ fn a_principal_of_low_priority_is_refused_high_priority() {
         assert_eq!(session.explain_peer(NodeId(1)).unwrap().priority, Priority::Low);
     }
     let text = scratch.write("text", b"salt");
-    let complaint = scratch.fails(&format!("--priority high put text {}", text.display()), 1);
-    assert!(complaint.contains("`low_priority`"), "{complaint}");
+    scratch.fails_with(&format!("--priority high put text {}", text.display()), 1, "`low_priority`");
     scratch.ok(&format!("--priority low put text {}", text.display()));
     assert_eq!(scratch.ok("get text"), "salt");
     scratch.ok("down");
 }
 
 #[test]
-fn a_killed_client_leaves_nothing() {
+fn killed_client_leaves_no_mapping() {
     let scratch = Scratch::new("killed");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
@@ -237,6 +236,18 @@ fn message(id: u64, body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_le_bytes()[..], &id.to_le_bytes(), body].concat()
 }
 
+/// The first message of an attached session.
+fn hello(version: u16) -> Vec<u8> {
+    message(0, &[b"halite\0s".as_slice(), &version.to_le_bytes()].concat())
+}
+
+/// Connects to the socket for sessions of node 0.
+fn connect(scratch: &Scratch) -> UnixStream {
+    let stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
+
 /// Numbers of rounds: so many, or as many as fit into the seconds in `HALITE_GARBAGE_S` (`.ci/deep garbage`).
 fn rounds(usual: u64) -> impl Iterator<Item = u64> {
     let seconds = std::env::var("HALITE_GARBAGE_S").ok().map(|seconds| seconds.parse().unwrap());
@@ -245,17 +256,12 @@ fn rounds(usual: u64) -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn a_client_that_sends_garbage_harms_only_itself() {
+fn garbage_on_a_socket_ends_only_its_session() {
     let scratch = Scratch::new("garbage");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(Some("salt"), 4096, Placement::Local, Permissions::all()).unwrap();
-    let hello = |version: u16| message(0, &[b"halite\0s".as_slice(), &version.to_le_bytes()].concat());
-    let connect = || {
-        let stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        stream
-    };
+    let connect = || connect(&scratch);
     // An old version gets the node's version, and then the end.
     let mut old = connect();
     old.write_all(&hello(0)).unwrap();
@@ -311,7 +317,7 @@ fn a_client_that_sends_garbage_harms_only_itself() {
 const VERSION: u16 = 8;
 
 /// A socket that blocks its last closer for minutes, because its peer does not read.
-fn lingering() -> (TcpListener, TcpStream) {
+fn lingering_socket() -> (TcpListener, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     stream.set_nonblocking(true).unwrap();
@@ -321,18 +327,17 @@ fn lingering() -> (TcpListener, TcpStream) {
 }
 
 #[test]
-fn a_descriptor_from_a_client_does_not_block_the_node() {
+fn descriptors_from_clients_do_not_block_the_node() {
     let scratch = Scratch::new("descriptors");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
-    let hello = message(0, &[b"halite\0s".as_slice(), &VERSION.to_le_bytes()].concat());
+    let hello = hello(VERSION);
     // Instead of a hello, and after one.
     for before in [&hello[..0], &hello[..]] {
-        let mut stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        let mut stream = connect(&scratch);
         stream.write_all(before).unwrap();
-        let (_listener, lingering) = lingering();
+        let (_listener, lingering) = lingering_socket();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds = [lingering.as_fd()];
@@ -347,7 +352,7 @@ fn a_descriptor_from_a_client_does_not_block_the_node() {
 }
 
 #[test]
-fn long_operations_of_one_session_leave_turns_to_others() {
+fn long_operations_do_not_starve_other_sessions() {
     const LEN: u64 = 64 << 20;
     let scratch = Scratch::new("turns");
     scratch.ok("up --nodes 1 --arena 128M --detach");
@@ -369,7 +374,7 @@ fn long_operations_of_one_session_leave_turns_to_others() {
 }
 
 /// Waits until the function of an ended session is free.
-fn session_ends(other: &Session) {
+fn wait_for_session_end(other: &Session) {
     eventually(|| other.call(NodeId(0), Function(7), b"", LONG).is_err_and(|error| !error.may_have_run));
 }
 
@@ -388,17 +393,17 @@ fn shared_memory(stream: &UnixStream) -> [OwnedFd; 2] {
 }
 
 #[test]
-fn garbage_in_shared_memory_ends_only_its_own_session() {
+fn garbage_in_shared_memory_ends_only_its_session() {
     let scratch = Scratch::new("memory");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
-    let hello = message(0, &[b"halite\0s".as_slice(), &VERSION.to_le_bytes()].concat());
+    let hello = hello(VERSION);
     let wake = message(u64::MAX, &[]);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let mut random = Rng::with_seed(41);
     for round in rounds(100) {
-        let mut stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
+        let mut stream = connect(&scratch);
         stream.write_all(&hello).unwrap();
         let [requests, replies] = shared_memory(&stream);
         // The size is fixed, and replies are the node's.

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use support::{MARKER, Process, Running, Scratch};
 
 #[test]
-fn a_detached_cluster_stays_until_down() {
+fn detached_cluster_runs_until_down() {
     let scratch = Scratch::new("detached");
     let printed = scratch.ok("up --nodes 3 --arena 64M --detach");
     assert!(printed.contains("halite down"), "{printed}");
@@ -21,7 +21,7 @@ fn a_detached_cluster_stays_until_down() {
     assert_eq!(scratch.entries(), [MARKER, "logs"]);
     let logs = || std::fs::read_dir(scratch.cluster().join("logs")).unwrap().count();
     assert_eq!(logs(), 3);
-    assert!(scratch.fails("status", 1).contains("halite up"));
+    scratch.fails_with("status", 1, "halite up");
     scratch.ok("down");
     // The logs of the next cluster replace them.
     scratch.ok("up --nodes 1 --arena 64M --detach");
@@ -29,7 +29,7 @@ fn a_detached_cluster_stays_until_down() {
 }
 
 #[test]
-fn only_one_of_many_ups_at_once_starts_a_cluster() {
+fn one_of_many_concurrent_ups_succeeds() {
     let scratch = Scratch::new("at-once");
     for _ in 0..2 {
         let up = || scratch.command("up --nodes 2 --arena 64M --detach");
@@ -65,7 +65,7 @@ fn ctrl_c_stops_a_cluster_in_the_foreground() {
 }
 
 #[test]
-fn a_killed_up_leaves_no_process() {
+fn killed_up_leaves_no_process() {
     let scratch = Scratch::new("killed");
     let mut up = scratch.up(2);
     let nodes = [0, 1].map(|node| Process::open(scratch.pid(node)));
@@ -78,7 +78,7 @@ fn a_killed_up_leaves_no_process() {
 }
 
 #[test]
-fn status_works_when_the_first_node_is_dead() {
+fn status_works_without_node_0() {
     let scratch = Scratch::new("first");
     let _up = scratch.up(2);
     Process::open(scratch.pid(0)).kill();
@@ -91,7 +91,7 @@ fn status_works_when_the_first_node_is_dead() {
 }
 
 #[test]
-fn applications_outlive_down_but_not_down_all() {
+fn down_all_ends_applications() {
     let scratch = Scratch::new("applications");
     scratch.ok("up --nodes 2 --arena 64M --detach");
     let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
@@ -106,8 +106,7 @@ fn applications_outlive_down_but_not_down_all() {
     assert!(output.status.success() && notice.contains(&expected), "{notice}");
     assert_eq!(String::from_utf8_lossy(&output.stdout).matches("stopped").count(), 2);
     assert_eq!(scratch.entries().iter().filter(|name| name.ends_with("1000.lock")).count(), 1);
-    let complaint = scratch.fails("up --nodes 1", 1);
-    assert!(complaint.contains("down --all"), "{complaint}");
+    scratch.fails_with("up --nodes 1", 1, "down --all");
 
     scratch.ok("down --all");
     application.wait();
@@ -115,18 +114,17 @@ fn applications_outlive_down_but_not_down_all() {
 }
 
 #[test]
-fn a_second_cluster_in_a_directory_is_refused() {
+fn second_cluster_in_a_directory_is_refused() {
     let scratch = Scratch::new("second");
     let _up = scratch.up(1);
     let complaint = scratch.fails("up --nodes 1", 1);
     assert!(complaint.contains("running") && complaint.contains("halite down"), "{complaint}");
-    let complaint = scratch.fails("node --id 0", 1);
-    assert!(complaint.contains("choose another number or stop it"), "{complaint}");
+    scratch.fails_with("node --id 0", 1, "choose another number or stop it");
     assert_eq!(scratch.states(), ["alive"]);
 }
 
 #[test]
-fn up_says_once_why_a_node_cannot_start() {
+fn up_reports_a_failed_node_once() {
     let scratch = Scratch::new("reason");
     // No host has this address, which is reserved for documentation.
     for line in ["up --nodes 1", "up --nodes 1 --detach"] {
@@ -142,7 +140,7 @@ fn up_says_once_why_a_node_cannot_start() {
 }
 
 #[test]
-fn logs_have_time_and_level_and_commands_are_quiet() {
+fn logs_have_time_and_level() {
     let scratch = Scratch::new("told");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
@@ -151,14 +149,14 @@ fn logs_have_time_and_level_and_commands_are_quiet() {
     assert!(time.len() == "2026-01-31T12:00:00.000+00:00".len() && time.as_bytes()[10] == b'T', "{line}");
     assert!(rest.trim_start().starts_with("INFO "), "{line}");
 
-    let told = |line: &str| String::from_utf8(scratch.run(line).stderr).unwrap();
-    assert_eq!(told("ls"), "");
-    assert!(told("ls -v").contains(" INFO attached in "));
-    assert!(told("--embed ls -v").contains(" INFO node 1000 has joined"));
+    let text = |line: &str| String::from_utf8(scratch.run(line).stderr).unwrap();
+    assert_eq!(text("ls"), "");
+    assert!(text("ls -v").contains(" INFO attached in "));
+    assert!(text("--embed ls -v").contains(" INFO node 1000 has joined"));
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
     assert!(!log.contains("node 1000"), "commands do not make logs grow: {log}");
     let mut command = scratch.command("ls");
     let output = command.env("HALITE_LOG", "halite=info").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains(" INFO "), "{output:?}");
-    assert!(scratch.fails("ls --log halite=much", 2).contains("halite=much"));
+    scratch.fails_with("ls --log halite=much", 2, "halite=much");
 }

@@ -16,7 +16,7 @@ fn rows(output: &std::process::Output) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn flags_go_before_variables_before_the_file() {
+fn flags_override_variables_and_the_file() {
     let scratch = Scratch::new("config");
     let file = scratch.write("halite.toml", b"arena = '2G'\nmetrics = '127.0.0.1:9464'\nlog = 'debug'\n");
     let line = format!("config --json --log info --config {}", file.display());
@@ -35,7 +35,7 @@ fn flags_go_before_variables_before_the_file() {
 }
 
 #[test]
-fn an_unknown_key_or_variable_names_the_one_meant() {
+fn unknown_keys_and_variables_get_a_suggestion() {
     let scratch = Scratch::new("unknown");
     let file = scratch.write("halite.toml", b"metric = '127.0.0.1:9464'\n");
     let complaint = scratch.fails(&format!("config --config {}", file.display()), 2);
@@ -59,7 +59,7 @@ fn an_unknown_key_or_variable_names_the_one_meant() {
 
 /// A value that no command accepts is an error, even if the command that reads it would not use it.
 #[test]
-fn a_wrong_value_is_refused_with_its_source() {
+fn invalid_values_are_refused_with_their_source() {
     let scratch = Scratch::new("refused");
     for (key, value, allowed) in [
         ("arena", "'8Q'", "a number of bytes such as 4096, 64K, 8G or 1.5MiB"),
@@ -70,17 +70,21 @@ fn a_wrong_value_is_refused_with_its_source() {
         let text = format!("{key} = {value}\n");
         let file = scratch.write("halite.toml", text.as_bytes());
         for line in ["config", "ls", "node --id 0"] {
-            let said = scratch.fails(&format!("{line} --config {}", file.display()), 2);
-            let is_told =
-                said.contains(key) && said.contains(file.to_str().unwrap()) && said.contains(allowed);
-            assert!(is_told && !said.contains("secret"), "{line}, {text}: {said}");
+            let message = scratch.fails(&format!("{line} --config {}", file.display()), 2);
+            let is_complete = message.contains(key)
+                && message.contains(file.to_str().unwrap())
+                && message.contains(allowed);
+            assert!(is_complete && !message.contains("secret"), "{line}, {text}: {message}");
         }
         let variable = format!("HALITE_{}", key.to_uppercase());
         let value = value.trim_matches('\'');
         let output = scratch.command("config --json").env(&variable, value).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(2) && said.contains(&variable), "{variable}={value}: {said}");
-        assert!(said.contains(allowed) && !said.contains("secret"), "{variable}={value}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(2) && message.contains(&variable),
+            "{variable}={value}: {message}"
+        );
+        assert!(message.contains(allowed) && !message.contains("secret"), "{variable}={value}: {message}");
     }
     // A flag, or a variable that a command reads, does not show a password either.
     let wrong = "etcd://u:secret@x";
@@ -88,14 +92,15 @@ fn a_wrong_value_is_refused_with_its_source() {
     let by_variable = scratch.command("node --id 0").env("HALITE_DIRECTORY", wrong).output().unwrap();
     let by_word = scratch.run(&format!("directory move {wrong}"));
     for (output, who) in [(by_flag, "--directory"), (by_variable, "HALITE_DIRECTORY"), (by_word, "ETCD")] {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let is_told = said.contains(who) && said.contains("HOST:PORT") && !said.contains("secret");
-        assert!(output.status.code() == Some(2) && is_told, "{said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_complete =
+            message.contains(who) && message.contains("HOST:PORT") && !message.contains("secret");
+        assert!(output.status.code() == Some(2) && is_complete, "{message}");
     }
 }
 
 #[test]
-fn the_password_of_etcd_is_never_shown() {
+fn password_of_etcd_is_hidden() {
     let scratch = Scratch::new("config-password");
     for line in ["config", "config --json"] {
         let mut command = scratch.command(line);
@@ -107,9 +112,9 @@ fn the_password_of_etcd_is_never_shown() {
 
 /// The network tests show what a node then does.
 #[test]
-fn congestion_control_reaches_all_nodes_of_a_command() {
+fn congestion_control_applies_to_all_nodes_of_a_command() {
     let command_line = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let is_told = |command: &str, by: &str, pid: u32| {
+    let has_flag = |command: &str, by: &str, pid: u32| {
         let line = command_line(pid).replace('\0', " ");
         line.contains(&format!(" {command} ")) && line.contains(&format!("--congestion {by}"))
     };
@@ -129,9 +134,10 @@ fn congestion_control_reaches_all_nodes_of_a_command() {
             variable => started.env("HALITE_CONGESTION", variable),
         };
         let mut started = Running::of(started);
-        let told = |pid| children(pid).into_iter().filter(|pid| is_told(command, by, *pid)).count();
+        let started_children =
+            |pid| children(pid).into_iter().filter(|pid| has_flag(command, by, *pid)).count();
         while command == "node" && !started.line().contains("ctrl-C") {}
-        eventually(|| told(started.pid()) == count);
+        eventually(|| started_children(started.pid()) == count);
         running.push(started);
     }
     // Those that use the cluster end first.

@@ -11,7 +11,7 @@ use rustix::fs::{FileType, Mode};
 use support::{MARKER, Process, Running, Scratch, after, check_ok, inventory};
 
 /// Kind of file in the place of one of the program's files, and a function that creates it.
-type Bait = (&'static str, fn(&Path));
+type FileKind = (&'static str, fn(&Path));
 
 /// Commands that read the cluster directory.
 const COMMANDS: [&str; 8] = [
@@ -30,7 +30,7 @@ fn make_private(dir: &Path) {
 }
 
 #[test]
-fn a_directory_with_other_files_is_left_alone() {
+fn directory_with_other_files_is_refused() {
     let scratch = Scratch::new("theirs");
     let dir = scratch.cluster();
     make_private(&dir);
@@ -44,7 +44,7 @@ fn a_directory_with_other_files_is_left_alone() {
 }
 
 #[test]
-fn files_beside_those_of_a_cluster_outlive_it() {
+fn down_keeps_files_of_others() {
     let scratch = Scratch::new("beside");
     scratch.ok("up --nodes 2 --arena 64M --detach");
     let dir = scratch.cluster();
@@ -70,14 +70,13 @@ fn files_beside_those_of_a_cluster_outlive_it() {
 fn check_refused(scratch: &Scratch, reason: &str, root: &Path) {
     let before = inventory(root);
     for command in COMMANDS {
-        let complaint = scratch.fails(command, 1);
-        assert!(complaint.contains(reason), "{command}: {complaint}");
+        scratch.fails_with(command, 1, reason);
         assert_eq!(inventory(root), before, "{command}");
     }
 }
 
 #[test]
-fn an_open_directory_is_refused() {
+fn open_directory_is_refused() {
     let scratch = Scratch::new("open");
     std::fs::create_dir(scratch.cluster()).unwrap();
     std::fs::set_permissions(scratch.cluster(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -85,7 +84,7 @@ fn an_open_directory_is_refused() {
 }
 
 #[test]
-fn a_link_in_place_of_the_directory_is_refused() {
+fn symlink_to_a_directory_is_refused() {
     let scratch = Scratch::new("link");
     let theirs = scratch.file("theirs");
     make_private(&theirs);
@@ -96,7 +95,7 @@ fn a_link_in_place_of_the_directory_is_refused() {
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn a_directory_of_another_user_is_refused() {
+fn directory_of_another_user_is_refused() {
     let scratch = Scratch::new("foreign");
     make_private(&scratch.cluster());
     if !rustix::process::getuid().is_root() {
@@ -110,7 +109,7 @@ fn a_directory_of_another_user_is_refused() {
 }
 
 #[test]
-fn links_in_place_of_logs_are_not_followed() {
+fn symlinked_logs_are_refused() {
     let scratch = Scratch::new("links");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     scratch.ok("down");
@@ -118,25 +117,23 @@ fn links_in_place_of_logs_are_not_followed() {
     let (logs, log) = (scratch.cluster().join("logs"), scratch.cluster().join("logs/node-0.log"));
     std::fs::remove_file(&log).unwrap();
     symlink(&precious, &log).unwrap();
-    let complaint = scratch.fails("up --nodes 1 --detach", 1);
-    assert!(complaint.contains("node-0.log is a symbolic link"), "{complaint}");
+    scratch.fails_with("up --nodes 1 --detach", 1, "node-0.log is a symbolic link");
 
     std::fs::remove_dir_all(&logs).unwrap();
     let elsewhere = scratch.file("elsewhere");
     make_private(&elsewhere);
     std::fs::write(elsewhere.join("node-0.log"), "theirs").unwrap();
     symlink(&elsewhere, &logs).unwrap();
-    let complaint = scratch.fails("up --nodes 1 --detach", 1);
-    assert!(complaint.contains("not a directory"), "{complaint}");
+    scratch.fails_with("up --nodes 1 --detach", 1, "not a directory");
     assert_eq!(std::fs::read(precious).unwrap(), b"theirs");
     assert_eq!(std::fs::read(elsewhere.join("node-0.log")).unwrap(), b"theirs");
 }
 
 #[test]
-fn no_kind_of_file_in_the_way_hangs_a_command() {
+fn unexpected_file_types_are_refused() {
     let scratch = Scratch::new("hang");
     scratch.ok("up --nodes 1 --arena 64M --detach");
-    let baits: [Bait; 5] = [
+    let kinds: [FileKind; 5] = [
         ("a FIFO", |path| rustix::fs::mknodat(rustix::fs::CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap()),
         ("a directory", |path| std::fs::create_dir(path).unwrap()),
         ("a symbolic link", |path| symlink("/dev/zero", path).unwrap()),
@@ -146,38 +143,38 @@ fn no_kind_of_file_in_the_way_hangs_a_command() {
             std::fs::hard_link(path.with_extension("theirs"), path).unwrap();
         }),
     ];
-    let check = |name: &str, baits: &[Bait], commands: &[&str]| {
-        let bait = scratch.cluster().join(name);
-        for (what, place) in baits {
-            let _ = std::fs::remove_file(&bait);
-            place(&bait);
-            let kind = std::fs::symlink_metadata(&bait).unwrap().file_type();
+    let check = |name: &str, kinds: &[FileKind], commands: &[&str]| {
+        let path = scratch.cluster().join(name);
+        for (what, place) in kinds {
+            let _ = std::fs::remove_file(&path);
+            place(&path);
+            let kind = std::fs::symlink_metadata(&path).unwrap().file_type();
             for command in commands {
                 let complaint = scratch.fails(command, 1);
-                let expected = format!("{} is {what}", bait.display());
+                let expected = format!("{} is {what}", path.display());
                 assert!(complaint.contains(&expected), "{command}: {complaint}");
             }
-            assert_eq!(std::fs::symlink_metadata(&bait).unwrap().file_type(), kind);
+            assert_eq!(std::fs::symlink_metadata(&path).unwrap().file_type(), kind);
             if kind.is_dir() {
-                std::fs::remove_dir(&bait).unwrap()
+                std::fs::remove_dir(&path).unwrap()
             }
         }
-        let _ = std::fs::remove_file(&bait);
+        let _ = std::fs::remove_file(&path);
     };
-    check("node-9.lock", &baits, &COMMANDS);
+    check("node-9.lock", &kinds, &COMMANDS);
     assert_eq!(scratch.states(), ["alive"]);
     scratch.ok("down");
     let start = ["up --nodes 1 --detach"];
     // Dead nodes leave sockets.
-    check("node-9.shm.sock", &baits[..3], &start);
+    check("node-9.shm.sock", &kinds[..3], &start);
     // The marker is last: without it, the directory belongs to no cluster.
     for name in ["join.lock", "next-number", "node-9.shm.lock", "logs/node-9.log", MARKER] {
-        check(name, &baits, &start);
+        check(name, &kinds, &start);
     }
 }
 
 #[test]
-fn a_forged_lock_file_ends_no_other_process() {
+fn forged_lock_file_stops_no_other_process() {
     let scratch = Scratch::new("lies");
     let bystander = bystander();
     for text in ["", "garbage", "0 0\n", &format!("{} 77\n", bystander.pid()), "1 1\n", &"9".repeat(100_000)]
@@ -204,7 +201,7 @@ fn bystander() -> Running {
 }
 
 #[test]
-fn a_cluster_whose_files_were_cleaned_stays_the_only_one() {
+fn cluster_without_files_excludes_a_second_one() {
     let scratch = Scratch::new("aged");
     let up = scratch.up(2);
     let pid = scratch.pid(0);
@@ -218,27 +215,25 @@ fn a_cluster_whose_files_were_cleaned_stays_the_only_one() {
     let complaint = scratch.fails("up --nodes 1 --arena 64M --detach", 1);
     assert!(complaint.contains(&format!("is running in {}", scratch.cluster().display())), "{complaint}");
     assert!(complaint.contains(&format!("node 0 is process {pid}")), "{complaint}");
-    let complaint = scratch.fails("node --id 1 --arena 64M", 1);
-    assert!(complaint.contains("already runs as node 1"), "{complaint}");
+    scratch.fails_with("node --id 1 --arena 64M", 1, "already runs as node 1");
     // Commands still reach the nodes, through the sockets.
     assert_eq!(scratch.states(), ["alive"; 2]);
     // Without the sockets, no process reaches the nodes, and they still hold the directory.
     clean(|name| name != "attach");
     for line in ["up --nodes 1 --arena 64M --detach", "node --id 0 --arena 64M"] {
-        let complaint = scratch.fails(line, 1);
-        assert!(complaint.contains("removed"), "{line}: {complaint}");
+        scratch.fails_with(line, 1, "removed");
     }
     for line in ["status", "doctor --arena 16M"] {
-        let told = scratch.run(line);
-        let told = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
-        assert!(told.contains("files of node 0, node 1 are missing"), "{line}: {told}");
+        let text = scratch.run(line);
+        let text = String::from_utf8_lossy(&text.stdout) + String::from_utf8_lossy(&text.stderr);
+        assert!(text.contains("files of node 0, node 1 are missing"), "{line}: {text}");
     }
     drop(up);
 }
 
 /// The logs of a cluster whose other files were removed are no reason to refuse the directory.
 #[test]
-fn a_directory_with_only_logs_is_used_again() {
+fn directory_with_only_logs_is_reused() {
     let scratch = Scratch::new("aged-logs");
     let line = "up --nodes 1 --arena 16M --detach";
     scratch.ok(line);
@@ -254,7 +249,7 @@ fn a_directory_with_only_logs_is_used_again() {
 }
 
 #[test]
-fn a_failed_start_leaves_no_directory() {
+fn failed_start_leaves_no_directory() {
     let scratch = Scratch::new("failed");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let metrics = taken.local_addr().unwrap();
@@ -276,7 +271,7 @@ fn a_failed_start_leaves_no_directory() {
 }
 
 #[test]
-fn a_umask_without_permissions_makes_usable_directories() {
+fn restrictive_umask_makes_usable_directories() {
     let scratch = Scratch::new("umask");
     let up = scratch.command("up --nodes 1 --arena 16M --detach");
     check_ok("up", &after("umask 0777", &up).output().unwrap());
@@ -291,7 +286,7 @@ fn a_umask_without_permissions_makes_usable_directories() {
 }
 
 #[test]
-fn a_runtime_directory_of_another_user_is_not_used() {
+fn runtime_directory_of_another_user_is_ignored() {
     let scratch = Scratch::new("xdg");
     // Only root can own files that are not its own; another user has a directory of root's.
     let runtime = scratch.file("runtime");
@@ -307,13 +302,13 @@ fn a_runtime_directory_of_another_user_is_not_used() {
     let output =
         config.args(["status"]).env("XDG_RUNTIME_DIR", &runtime).env_remove("HALITE_DIR").output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
-    let said = format!("{} (XDG_RUNTIME_DIR) belongs to another user; using /tmp/halite-", runtime.display());
-    assert!(complaint.contains(&said), "{complaint}");
+    let text = format!("{} (XDG_RUNTIME_DIR) belongs to another user; using /tmp/halite-", runtime.display());
+    assert!(complaint.contains(&text), "{complaint}");
 }
 
 /// The address of a Unix socket has at most 107 bytes, and a cluster has sockets in two folders.
 #[test]
-fn a_cluster_directory_may_have_a_path_of_any_length() {
+fn cluster_directory_path_may_be_long() {
     for len in [88, 92, 106, 300] {
         let scratch = Scratch::new("long");
         let rest = len - scratch.file("").as_os_str().len();

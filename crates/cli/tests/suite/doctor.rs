@@ -43,7 +43,7 @@ fn severity<'f>(found: &'f [Value], check: &str) -> &'f str {
 }
 
 #[test]
-fn taken_ports_and_silent_hosts_are_errors() {
+fn busy_ports_and_silent_hosts_are_errors() {
     let scratch = Scratch::new("ports");
     let secret = scratch.file("secret");
     scratch.ok(&format!("secret new {}", secret.display()));
@@ -60,12 +60,12 @@ fn taken_ports_and_silent_hosts_are_errors() {
         let join = found.iter().find(|finding| finding["check"] == "join").expect("there is a host to join");
         join["found"].as_str().unwrap().to_owned()
     };
-    let said = join(&found);
-    assert!(said.contains("answers over TCP, but a temporary node did not join"), "{said}");
-    let said = join(&findings(&scratch.run(&format!("doctor --json --join {at}"))));
+    let text = join(&found);
+    assert!(text.contains("answers over TCP, but a temporary node did not join"), "{text}");
+    let text = join(&findings(&scratch.run(&format!("doctor --json --join {at}"))));
     assert!(
-        said.contains("answers over TCP; UDP") && said.contains("is not tested: give --secret-file"),
-        "{said}"
+        text.contains("answers over TCP; UDP") && text.contains("is not tested: give --secret-file"),
+        "{text}"
     );
     assert!(
         found.iter().any(|finding| finding["check"] == "mtu"),
@@ -85,7 +85,7 @@ fn taken_ports_and_silent_hosts_are_errors() {
 }
 
 #[test]
-fn an_open_or_short_secret_is_an_error() {
+fn open_or_short_secret_is_an_error() {
     let scratch = Scratch::new("secret");
     let secret = scratch.file("secret");
     scratch.ok(&format!("secret new {}", secret.display()));
@@ -104,7 +104,7 @@ fn an_open_or_short_secret_is_an_error() {
 }
 
 #[test]
-fn files_of_the_dead_are_found_until_forgotten() {
+fn files_of_dead_nodes_are_reported() {
     let scratch = Scratch::new("dead");
     let _up = scratch.up(2);
     Process::open(scratch.pid(1)).kill();
@@ -117,7 +117,7 @@ fn files_of_the_dead_are_found_until_forgotten() {
 }
 
 #[test]
-fn an_open_or_foreign_directory_is_an_error() {
+fn open_or_foreign_directory_is_an_error() {
     let scratch = Scratch::new("directory");
     std::fs::create_dir(scratch.cluster()).unwrap();
     std::fs::set_permissions(scratch.cluster(), PermissionsExt::from_mode(0o755)).unwrap();

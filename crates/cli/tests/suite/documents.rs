@@ -9,7 +9,7 @@ use support::{Scratch, inventory};
 
 /// Blocks behind `<!-- run: NAME -->` that this test does not run: the gate runs the README's two commands as an
 /// ordinary user; developers run the blocks that build or take minutes.
-const ELSEWHERE: [&str; 3] = ["main", "test", "by hand"];
+const EXCLUDED: [&str; 3] = ["main", "test", "by hand"];
 
 /// Marker of blocks that name ports, or an etcd at its default port: they run in a separate network.
 const OWN_NETWORK: &str = "own network";
@@ -74,11 +74,11 @@ fn all_blocks(language: &str) -> Vec<Block> {
 }
 
 /// Creates a folder with files whose names a careless document might overwrite.
-fn folder_with_baits(scratch: &Scratch) -> PathBuf {
+fn user_folder(scratch: &Scratch) -> PathBuf {
     let folder = scratch.file("folder");
     std::fs::create_dir_all(folder.join("logs")).unwrap();
-    for bait in ["NAME", "FILE", "NODE", "N", "DIR", "users", "copy", "node-3.lock", "node-3.py", "logs/a"] {
-        std::fs::write(folder.join(bait), format!("the user's {bait}")).unwrap();
+    for name in ["NAME", "FILE", "NODE", "N", "DIR", "users", "copy", "node-3.lock", "node-3.py", "logs/a"] {
+        std::fs::write(folder.join(name), format!("the user's {name}")).unwrap();
     }
     // Files that blocks may name, as in a fresh clone.
     let copied = Command::new("cp").arg("-r").arg(root().join("plans")).arg(&folder).status().unwrap();
@@ -87,9 +87,9 @@ fn folder_with_baits(scratch: &Scratch) -> PathBuf {
 }
 
 /// Runs each block behind `prelude` in this shell, as a user pastes it; checks that no file of the user has changed.
-fn paste(name: &str, shell: &[&str], prelude: &str, blocks: &[Block]) {
+fn run_blocks(name: &str, shell: &[&str], prelude: &str, blocks: &[Block]) {
     let scratch = Scratch::new(name);
-    let folder = folder_with_baits(&scratch);
+    let folder = user_folder(&scratch);
     std::fs::create_dir(scratch.file("tmp")).unwrap();
     let before = inventory(&folder);
     let program = Path::new(env!("CARGO_BIN_EXE_halite")).parent().unwrap();
@@ -106,21 +106,21 @@ fn paste(name: &str, shell: &[&str], prelude: &str, blocks: &[Block]) {
         command.current_dir(&folder).stdin(Stdio::null());
         command.env("PATH", &path).env("HALITE_DIR", scratch.cluster()).env("TMPDIR", scratch.file("tmp"));
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {}: {said}", block.place, output.status);
-        assert!(!said.contains("not found"), "{}: {said}", block.place);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {}: {message}", block.place, output.status);
+        assert!(!message.contains("not found"), "{}: {message}", block.place);
         assert_eq!(inventory(&folder), before, "{}", block.place);
     }
     assert!(blocks.len() >= 3, "only {} blocks were found", blocks.len());
 }
 
 /// Returns the blocks that run unchanged: those of the README, or of all other documents.
-fn blocks_as_they_stand(of_readme: bool) -> Vec<Block> {
+fn unchanged_blocks(of_readme: bool) -> Vec<Block> {
     let mut blocks = all_blocks("sh");
     blocks.retain(|block| match block.marker.as_deref() {
         None => block.place.starts_with("README.md:") == of_readme,
         Some(marker) => {
-            let is_run = ELSEWHERE.contains(&marker) || marker == OWN_NETWORK;
+            let is_run = EXCLUDED.contains(&marker) || marker == OWN_NETWORK;
             assert!(is_run, "{}: nothing runs blocks marked {marker:?}", block.place);
             false
         }
@@ -129,14 +129,14 @@ fn blocks_as_they_stand(of_readme: bool) -> Vec<Block> {
 }
 
 #[test]
-fn readme_blocks_run_as_pasted() {
-    paste("readme", &["sh"], "", &blocks_as_they_stand(true));
+fn readme_blocks_run() {
+    run_blocks("readme", &["sh"], "", &unchanged_blocks(true));
 }
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn blocks_of_other_documents_run_as_pasted() {
-    paste("documents", &["sh"], "", &blocks_as_they_stand(false));
+fn blocks_of_other_documents_run() {
+    run_blocks("documents", &["sh"], "", &unchanged_blocks(false));
 }
 
 /// Configures the loopback interface, and starts an etcd that ends with its shell.
@@ -148,7 +148,7 @@ until ETCDCTL_API=3 etcdctl endpoint health >/dev/null 2>&1; do sleep 0.1; done
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn blocks_run_as_pasted_in_a_network_of_their_own() {
+fn blocks_with_own_network_run() {
     let mut blocks = all_blocks("sh");
     blocks.retain(|block| block.marker.as_deref() == Some(OWN_NETWORK));
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -162,5 +162,5 @@ fn blocks_run_as_pasted_in_a_network_of_their_own() {
         );
         return println!("left out: networks need root, and {missing:?}");
     }
-    paste("documents-network", &["unshare", "--net", "sh"], HOST_WITH_ETCD, &blocks);
+    run_blocks("documents-network", &["unshare", "--net", "sh"], HOST_WITH_ETCD, &blocks);
 }

@@ -6,16 +6,10 @@ use crate::support;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use halite::{Config, EtcdAddress, EtcdFault, JoinError, Node, NodeId, Permissions, Placement, RegionCause};
+use halite::{Config, EtcdAddress, EtcdFault, JoinError, Node, NodeId, Placement, RegionCause};
 use rustix::process::Signal;
 use support::etcd::{ClosedPort, Etcd};
-use support::{Process, Running, Scratch, eventually};
-
-const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
-
-fn application(dir: &Path) -> Node {
-    Node::embedded(Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..Config::default() }).unwrap()
-}
+use support::{Process, READ_WRITE, Running, Scratch, eventually, join};
 
 fn config(dir: &Path, id: u32) -> Config {
     Config { dir: dir.to_owned(), node: Some(NodeId(id)), arena_bytes: 64 << 20, ..Config::default() }
@@ -37,7 +31,7 @@ fn cluster(prefix: &str, nodes: u32) -> Option<(Scratch, Etcd, String)> {
 }
 
 #[test]
-fn clusters_share_an_etcd_and_name_without_node_0() {
+fn clusters_share_an_etcd() {
     let Some((scratch, etcd, file)) = cluster("one", 3) else { return };
     scratch.ok(&format!("put a {file} --node 1"));
     assert!(scratch.ok("ls --json").contains("\"a\""));
@@ -64,7 +58,7 @@ fn clusters_share_an_etcd_and_name_without_node_0() {
     Process::open(scratch.pid(0)).kill();
     scratch.ok(&format!("put b {file} --node 2"));
     assert_eq!(scratch.ok("get a"), "words");
-    assert!(scratch.fails(&format!("put a {file} --node 2"), 1).contains("\"a\""));
+    scratch.fails_with(&format!("put a {file} --node 2"), 1, "\"a\"");
     assert!(scratch.ok("ls --json").contains("\"b\""));
     let other = Scratch::new("etcd-other");
     other.ok(&format!("up --nodes 1 --arena 64M --detach --directory {}", etcd.address("two")));
@@ -77,7 +71,7 @@ fn clusters_share_an_etcd_and_name_without_node_0() {
 /// Nodes of several hosts whose command lines name no other host. The last one joins while etcd still lists the address
 /// of a killed node 0.
 #[test]
-fn hosts_find_each_other_through_etcd() {
+fn hosts_meet_through_etcd() {
     let Some(etcd) = Etcd::start() else { return };
     let own = Scratch::new("found");
     let secret = own.file("secret").display().to_string();
@@ -101,7 +95,7 @@ fn hosts_find_each_other_through_etcd() {
 
 /// A second cluster with the same prefix is refused.
 #[test]
-fn a_prefix_belongs_to_one_living_cluster() {
+fn prefix_belongs_to_one_running_cluster() {
     let Some((scratch, etcd, file)) = cluster("taken", 2) else { return };
     scratch.ok(&format!("put a {file} --node 1"));
     eventually(|| {
@@ -109,9 +103,9 @@ fn a_prefix_belongs_to_one_living_cluster() {
     });
     let other = Scratch::new("etcd-taken-other");
     for id in [0, 1] {
-        let said =
+        let text =
             other.fails(&format!("node --id {id} --arena 64M --directory {}", etcd.address("taken")), 1);
-        assert!(said.contains("another cluster has its names at") && said.contains("prefix"), "{said}");
+        assert!(text.contains("another cluster has its names at") && text.contains("prefix"), "{text}");
     }
     assert_eq!(scratch.ok("get a"), "words", "the name is still there");
     // A node that has died returns to its prefix.
@@ -148,7 +142,7 @@ fn with_users(etcd: &Etcd) {
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn etcd_is_used_over_tls_with_a_password_file() {
+fn etcd_works_over_tls_with_a_password_file() {
     let scratch = Scratch::new("etcd-tls");
     let Some(mut etcd) = Etcd::start_with_tls(&scratch) else { return };
     with_users(&etcd);
@@ -180,7 +174,7 @@ fn etcd_is_used_over_tls_with_a_password_file() {
 }
 
 #[test]
-fn wrong_certificates_users_and_files_have_distinct_errors() {
+fn etcd_credentials_have_distinct_errors() {
     let scratch = Scratch::new("etcd-refused");
     let Some(etcd) = Etcd::start_with_tls(&scratch) else { return };
     with_users(&etcd);
@@ -230,7 +224,7 @@ fn wrong_certificates_users_and_files_have_distinct_errors() {
 /// The fault, the place and the remedy are each reported once: by a command on a terminal, by a node that other nodes
 /// wait for, and in a node's log.
 #[test]
-fn faults_of_etcd_are_reported_once_with_a_remedy() {
+fn etcd_faults_are_reported_once_with_a_remedy() {
     let scratch = Scratch::new("etcd-once");
     let Some(etcd) = Etcd::start() else { return };
     let at = ClosedPort::new();
@@ -246,24 +240,24 @@ fn faults_of_etcd_are_reported_once_with_a_remedy() {
     ];
     for (address, fault, why, remedy) in asked {
         for line in ["node --id 0", "up --nodes 1 --detach"] {
-            let said = scratch.fails(&format!("{line} --arena 64M --directory {address}"), 1);
+            let text = scratch.fails(&format!("{line} --arena 64M --directory {address}"), 1);
             for part in [fault, why, remedy, "cannot join"] {
-                assert_eq!(said.matches(part).count(), 1, "{part}: {said}");
+                assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
             }
         }
     }
-    let said = scratch.fails("node --id 0 --directory http://x", 2);
-    assert!(said.contains("is not of the form etcd://"), "{said}");
+    let text = scratch.fails("node --id 0 --directory http://x", 2);
+    assert!(text.contains("is not of the form etcd://"), "{text}");
     let _first = node(&scratch.cluster(), 0, None);
-    let said = scratch.fails(&format!("node --id 1 --arena 64M --directory etcd://{at}/x"), 1);
-    assert!(said.contains("keep their names at node 0"), "{said}");
+    let text = scratch.fails(&format!("node --id 1 --arena 64M --directory etcd://{at}/x"), 1);
+    assert!(text.contains("keep their names at node 0"), "{text}");
 }
 
 /// A member of etcd that accepts requests and never answers, or whose host name does not resolve, is skipped: no request
 /// fails.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn a_node_of_etcd_that_hangs_is_passed_over() {
+fn hanging_etcd_endpoint_is_skipped() {
     let scratch = Scratch::new("etcd-passed-over");
     let Some(etcd) = Etcd::start() else { return };
     // The system accepts connections to this socket, and no program reads from them.
@@ -273,7 +267,7 @@ fn a_node_of_etcd_that_hangs_is_passed_over() {
         let address = format!("etcd://{first},127.0.0.1:{}/over", etcd.port);
         let only = node(&scratch.cluster(), 0, Some(&address));
         let session = only.blocking_session();
-        session.alloc(Some("a"), 4096, Placement::Local, ANYBODY).expect("another endpoint answers");
+        session.alloc(Some("a"), 4096, Placement::Local, READ_WRITE).expect("another endpoint answers");
         assert_eq!(session.stat("a").unwrap().home, NodeId(0));
     }
 }
@@ -287,7 +281,7 @@ fn names_move_to_etcd_under_load() {
     let file = scratch.write("file", b"words").display().to_string();
     scratch.ok(&format!("put before {file} --node 1"));
     assert_eq!(scratch.ok("directory show"), "names are at node 0\n");
-    let app = application(&scratch.cluster());
+    let app = join(&scratch.cluster());
     let (is_over, first) = (AtomicBool::new(false), std::sync::Barrier::new(3));
     let made: Vec<u32> = std::thread::scope(|scope| {
         let worker = |thread: u32| {
@@ -296,7 +290,7 @@ fn names_move_to_etcd_under_load() {
                 let mut count = 0;
                 while !is_over.load(Ordering::Relaxed) {
                     let (name, on) = (format!("{thread}-{count}"), Placement::On(NodeId(count % 3)));
-                    let lh = session.alloc(Some(&name), 4096, on, ANYBODY).expect("names can be assigned");
+                    let lh = session.alloc(Some(&name), 4096, on, READ_WRITE).expect("names can be assigned");
                     assert_eq!(session.stat(&name).expect("names can be looked up").home, NodeId(count % 3));
                     // Keeps one region in four.
                     match count % 4 {
@@ -337,29 +331,29 @@ fn names_move_back_to_node_0() {
     let Some((scratch, etcd, file)) = cluster("back", 3) else { return };
     scratch.ok(&format!("put a {file} --node 1"));
     scratch.ok(&format!("put gone {file} --node 2"));
-    let app = application(&scratch.cluster());
+    let app = join(&scratch.cluster());
     Process::open(scratch.pid(2)).kill();
     eventually(|| scratch.ok("ls").contains("lost"));
-    let said = scratch.ok("directory back");
-    assert!(said.starts_with("moved 1 names, and 1 of lost regions to node 0"), "{said}");
+    let text = scratch.ok("directory back");
+    assert!(text.starts_with("moved 1 names, and 1 of lost regions to node 0"), "{text}");
     assert_eq!(scratch.ok("directory show"), "names are at node 0\n");
     let session = app.blocking_session();
-    session.alloc(Some("by app"), 4096, Placement::On(NodeId(1)), ANYBODY).unwrap();
+    session.alloc(Some("by app"), 4096, Placement::On(NodeId(1)), READ_WRITE).unwrap();
     let other = Scratch::new("etcd-back-other");
-    let said = other.fails(&format!("up --nodes 1 --arena 64M --directory {}", etcd.address("back")), 1);
-    assert!(said.contains("moved back to node 0"), "{said}");
+    let text = other.fails(&format!("up --nodes 1 --arena 64M --directory {}", etcd.address("back")), 1);
+    assert!(text.contains("moved back to node 0"), "{text}");
     drop(etcd);
     assert_eq!(session.stat("a").unwrap().home, NodeId(1));
     assert_eq!(scratch.ok("get a"), "words");
     scratch.ok(&format!("put b {file} --node 0"));
-    assert!(scratch.fails("get gone", 1).contains("lost"));
+    scratch.fails_with("get gone", 1, "lost");
     assert_eq!(scratch.ok("directory back"), "names are at node 0\n");
     drop(app);
     scratch.ok("down");
 }
 
 #[test]
-fn names_stay_at_node_0_if_etcd_cannot_take_them() {
+fn failed_move_to_etcd_keeps_names_at_node_0() {
     let scratch = Scratch::new("etcd-stay");
     let Some(etcd) = Etcd::start() else { return };
     scratch.ok("up --nodes 2 --arena 64M --detach");
@@ -372,8 +366,8 @@ fn names_stay_at_node_0_if_etcd_cannot_take_them() {
         (format!("etcd://u:p@127.0.0.1:{}/x", etcd.port), "password-file"),
         (format!("etcd://127.0.0.1:{}/x?ca=/nowhere", etcd.port), "/nowhere"),
     ] {
-        let said = scratch.fails(&format!("directory move {address}"), 1);
-        assert!(said.contains(why), "{said}");
+        let message = scratch.fails(&format!("directory move {address}"), 1);
+        assert!(message.contains(why), "{message}");
     }
     assert_eq!(scratch.ok("directory show"), "names are at node 0\n");
     assert_eq!(scratch.ok("get a"), "words");
@@ -392,7 +386,7 @@ fn doctor(scratch: &Scratch, address: &str) -> (String, String) {
 }
 
 #[test]
-fn a_full_etcd_is_found_and_costs_new_names_only() {
+fn full_etcd_refuses_only_new_names() {
     let scratch = Scratch::new("etcd-doctor");
     let Some(mut etcd) = Etcd::start_with(&["--quota-backend-bytes=200000"]) else { return };
     let (severity, found) = doctor(&scratch, &etcd.address("well"));
@@ -400,18 +394,18 @@ fn a_full_etcd_is_found_and_costs_new_names_only() {
     // etcd becomes full, and a running cluster gets an error; mapped regions can still be used.
     let nodes = [0, 1].map(|id| node(&scratch.cluster(), id, Some(&etcd.address("full"))));
     let session = nodes[0].blocking_session();
-    let lh = session.alloc(Some("mapped"), 4096, Placement::On(NodeId(1)), ANYBODY).unwrap();
+    let lh = session.alloc(Some("mapped"), 4096, Placement::On(NodeId(1)), READ_WRITE).unwrap();
     let filler = scratch.write("filler", &vec![b'x'; 100_000]);
     let filler = std::fs::read_to_string(filler).unwrap();
     let fill = |key: usize| etcd.try_ctl(&["put", &format!("/filler/{key}"), &filler]);
     assert!((0..100).any(|key| !fill(key)), "it has a quota");
     let (severity, found) = doctor(&scratch, &etcd.address("full"));
     assert!(severity == "error" && found.contains("no room left"), "{severity}: {found}");
-    let alloc = |name: &str| session.alloc(Some(name), 4096, Placement::Local, ANYBODY);
+    let alloc = |name: &str| session.alloc(Some(name), 4096, Placement::Local, READ_WRITE);
     let refused = alloc("new").unwrap_err().to_string();
     assert!(refused.contains("etcdserver: mvcc: database space exceeded; compact"), "{refused}");
     session.write(lh, 0, b"goes on").unwrap();
-    session.alloc(None, 4096, Placement::Local, ANYBODY).unwrap();
+    session.alloc(None, 4096, Placement::Local, READ_WRITE).unwrap();
     // etcd is compacted, and names can be assigned again.
     etcd.ctl(&["del", "--prefix", "/filler/"]);
     let status = etcd.ctl(&["endpoint", "status", "-w", "json"]);
@@ -429,18 +423,18 @@ fn a_full_etcd_is_found_and_costs_new_names_only() {
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn an_etcd_that_hangs_costs_new_names_only() {
+fn hanging_etcd_refuses_only_new_names() {
     let scratch = Scratch::new("etcd-hangs");
     let Some(etcd) = Etcd::start() else { return };
     let nodes = [0, 1].map(|id| node(&scratch.cluster(), id, Some(&etcd.address("hangs"))));
     let session = nodes[0].blocking_session();
-    let lh = session.alloc(Some("mapped"), 4096, Placement::On(NodeId(1)), ANYBODY).unwrap();
+    let lh = session.alloc(Some("mapped"), 4096, Placement::On(NodeId(1)), READ_WRITE).unwrap();
     let etcd_process = Process::open(etcd.pid());
     etcd_process.stop();
     let alloc = |name: &str| {
-        session.alloc(Some(name), 4096, Placement::Local, ANYBODY).map(|_| ()).map_err(|error| error.cause)
+        session.alloc(Some(name), 4096, Placement::Local, READ_WRITE).map(|_| ()).map_err(|error| error.cause)
     };
-    let shows = |line: &str| nodes[0].metrics().to_string().lines().any(|said| said == line);
+    let shows = |line: &str| nodes[0].metrics().to_string().lines().any(|text| text == line);
     assert!(shows("halite_directory_ready 1"));
     assert!(
         matches!(alloc("new"), Err(RegionCause::DirectoryOut { reason }) if reason.contains("no answer within 3 s"))
@@ -468,7 +462,7 @@ fn home_key(etcd: &Etcd, prefix: &str, node: u32) -> String {
 }
 
 #[test]
-fn a_living_node_mends_its_edited_key() {
+fn running_node_restores_its_edited_key() {
     let Some((scratch, etcd, file)) = cluster("ended", 2) else { return };
     scratch.ok(&format!("put a {file} --node 1"));
     let key = home_key(&etcd, "ended", 1);
@@ -481,30 +475,30 @@ fn a_living_node_mends_its_edited_key() {
         scratch.ok(&format!("put {} {file} --node 1", &edit[..5]));
         eventually(|| etcd.ctl(&["get", &key, "--print-value-only"]).trim() == "lives");
     }
-    let told = logs(&scratch);
-    assert_eq!(told.matches("was overwritten with").count(), 2, "{told}");
-    assert!(told.contains(&key) && !told.contains("restored"), "{told}");
+    let text = logs(&scratch);
+    assert_eq!(text.matches("was overwritten with").count(), 2, "{text}");
+    assert!(text.contains(&key) && !text.contains("restored"), "{text}");
     scratch.ok("down");
 }
 
 #[test]
-fn a_damaged_name_is_listed_and_removed_by_rm() {
+fn damaged_name_is_listed_and_removed() {
     let Some((scratch, etcd, file)) = cluster("damaged", 2) else { return };
     for name in ["a", "b"] {
         scratch.ok(&format!("put {name} {file} --node 1"));
     }
     etcd.ctl(&["put", "/damaged/names/a", "hello"]);
-    let said = scratch.fails("get a", 1);
-    assert!(said.contains("/damaged/names/a") && said.contains("halite rm"), "{said}");
-    let said = scratch.fails(&format!("put a {file} --node 0"), 1);
-    assert!(said.contains("/damaged/names/a"), "{said}");
+    let text = scratch.fails("get a", 1);
+    assert!(text.contains("/damaged/names/a") && text.contains("halite rm"), "{text}");
+    let text = scratch.fails(&format!("put a {file} --node 0"), 1);
+    assert!(text.contains("/damaged/names/a"), "{text}");
     assert!(scratch.ok("ls").contains("damaged in etcd"), "{}", scratch.ok("ls"));
     let listed = scratch.json("ls --json");
     assert!(listed.iter().any(|row| row["name"] == "a" && row["damaged"] == true), "{listed:?}");
     assert!(listed.iter().any(|row| row["name"] == "b"), "{listed:?}");
     let output = scratch.run("rm a");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("/damaged/names/a"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.contains("/damaged/names/a"), "{text}");
     scratch.ok(&format!("put a {file} --node 0"));
     assert_eq!(scratch.ok("get a"), "words");
     scratch.ok("down");
@@ -512,7 +506,7 @@ fn a_damaged_name_is_listed_and_removed_by_rm() {
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn names_are_mended_after_etcd_was_restored() {
+fn names_are_repaired_after_an_etcd_restore() {
     let Some((scratch, mut etcd, file)) = cluster("older", 2) else { return };
     for name in ["a", "b", "stays"] {
         scratch.ok(&format!("put {name} {file} --node 1"));
@@ -530,10 +524,10 @@ fn names_are_mended_after_etcd_was_restored() {
     eventually(|| names().contains("/older/names/since\n"));
     assert!(logs(&scratch).contains("etcd was restored to an earlier state"), "{}", logs(&scratch));
     let output = scratch.run("rm a");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("no longer exists"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.contains("no longer exists"), "{text}");
     scratch.ok(&format!("put b {file} --node 0"));
-    assert!(scratch.fails(&format!("put stays {file} --node 0"), 1).contains("exists already"));
+    scratch.fails_with(&format!("put stays {file} --node 0"), 1, "exists already");
     for name in ["b", "stays", "since"] {
         assert_eq!(scratch.ok(&format!("get {name}")), "words");
     }
@@ -543,7 +537,7 @@ fn names_are_mended_after_etcd_was_restored() {
 
 /// A token of JWT is for one revision of etcd's users: any change of a user makes it old.
 #[test]
-fn a_change_of_users_in_etcd_costs_no_names() {
+fn changed_etcd_users_fail_no_request() {
     let scratch = Scratch::new("etcd-jwt");
     let key = scratch.write("key", b"signs tokens");
     let flag = format!("--auth-token=jwt,priv-key={},sign-method=HS256", key.display());
@@ -554,7 +548,7 @@ fn a_change_of_users_in_etcd_costs_no_names() {
     let sessions = nodes.each_ref().map(Node::blocking_session);
     let alloc = |node: usize, name: &str| {
         sessions[node]
-            .alloc(Some(name), 4096, Placement::Local, ANYBODY)
+            .alloc(Some(name), 4096, Placement::Local, READ_WRITE)
             .map(|_| ())
             .map_err(|error| error.cause)
     };

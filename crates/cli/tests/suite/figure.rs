@@ -6,7 +6,7 @@ use serde_json::Value;
 use support::Scratch;
 
 #[test]
-fn a_figure_has_its_points_and_its_plot() {
+fn figure_has_points_and_a_plot() {
     let scratch = Scratch::new("figure");
     let svg = scratch.file("plot.svg");
     let reports = scratch.json(&format!("figure lite-6 --json --svg {}", svg.display()));
@@ -23,7 +23,7 @@ fn a_figure_has_its_points_and_its_plot() {
 }
 
 #[test]
-fn a_page_is_written_once() {
+fn page_is_not_overwritten() {
     let scratch = Scratch::new("figure-page");
     let dir = scratch.file("page");
     let line = format!("figure slow-3 --out {}", dir.display());
@@ -40,8 +40,7 @@ fn a_page_is_written_once() {
 fn unknown_figures_and_bad_profiles_are_refused() {
     let scratch = Scratch::new("figure-refused");
     let refused = |line: &str, reason: &str| {
-        let complaint = scratch.fails(&format!("figure {line}"), 1);
-        assert!(complaint.contains(reason), "{line}: {complaint}");
+        scratch.fails_with(&format!("figure {line}"), 1, reason);
     };
     refused("lite-9", "did you mean lite-4? The figures are lite-4,");
     refused("star1", "did you mean star-1?");

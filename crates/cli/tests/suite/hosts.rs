@@ -25,8 +25,8 @@ impl Host {
             secret.display()
         );
         let mut node = Running::start(&scratch, &line);
-        let said = node.line();
-        let (_, address) = said.split_once("dialled at ").unwrap_or_else(|| panic!("{said}"));
+        let text = node.line();
+        let (_, address) = text.split_once("dialled at ").unwrap_or_else(|| panic!("{text}"));
         let address = address.trim().to_owned();
         Host { node, scratch, address }
     }
@@ -44,7 +44,7 @@ fn three(name: &str) -> (Scratch, [Host; 3]) {
 }
 
 #[test]
-fn a_refused_join_says_why() {
+fn refused_join_reports_the_reason() {
     let own = Scratch::new("hosts-refused");
     for name in ["secret", "other"] {
         own.ok(&format!("secret new {}", own.file(name).display()));
@@ -76,7 +76,7 @@ fn a_refused_join_says_why() {
 }
 
 #[test]
-fn nodes_of_a_host_share_memory_others_use_udp() {
+fn shm_within_a_host_and_udp_between_hosts() {
     let (own, [first, second, _third]) = three("hosts-mixed");
     let beside = format!(
         "node --id 3 --arena 64M --listen 127.0.0.1:0 --secret-file {} --join {}",
@@ -86,10 +86,10 @@ fn nodes_of_a_host_share_memory_others_use_udp() {
     let mut beside = Running::start(&first.scratch, &beside);
     assert!(beside.line().starts_with("node 3 ready"));
     for (host, node, why) in [(&first, 3, "this"), (&first, 1, "another"), (&second, 3, "another")] {
-        let told = host.scratch.json(&format!("explain {node} --json")).remove(0);
+        let text = host.scratch.json(&format!("explain {node} --json")).remove(0);
         let provider = if why == "this" { "shm" } else { "roce" };
-        assert_eq!(told["capabilities"]["provider"], provider, "{told}");
-        assert!(told["provider_reason"].as_str().unwrap().contains(&format!("in {why} cluster directory")));
+        assert_eq!(text["capabilities"]["provider"], provider, "{text}");
+        assert!(text["provider_reason"].as_str().unwrap().contains(&format!("in {why} cluster directory")));
     }
     let file = own.write("model", &bytes(100_000));
     first.scratch.ok(&format!("put model {} --node 3", file.display()));
@@ -101,7 +101,7 @@ fn nodes_of_a_host_share_memory_others_use_udp() {
 }
 
 #[test]
-fn a_secret_is_replaced_while_nodes_run() {
+fn secret_is_rotated_while_nodes_run() {
     let own = Scratch::new("hosts-rotated");
     let file = |name: &str| own.file(name);
     for name in ["old", "new"] {

@@ -14,7 +14,7 @@ use support::{Running, Scratch, after};
 
 /// Runs a command in a shell that has first lowered its limits by `ulimit`.
 #[track_caller]
-fn limited(scratch: &Scratch, ulimit: &str, line: &str) -> (Option<i32>, String, String) {
+fn run_with_ulimit(scratch: &Scratch, ulimit: &str, line: &str) -> (Option<i32>, String, String) {
     let script = format!("{ulimit} || exit 99; exec \"$@\"");
     let mut command = Command::new("sh");
     command.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_halite"), "--dir"]);
@@ -25,9 +25,9 @@ fn limited(scratch: &Scratch, ulimit: &str, line: &str) -> (Option<i32>, String,
 }
 
 #[test]
-fn too_many_nodes_are_refused_with_a_working_number() {
+fn too_many_nodes_error_names_the_maximum() {
     let scratch = Scratch::new("descriptors");
-    let (status, _, complaint) = limited(&scratch, "ulimit -n 100", "up --nodes 64 --detach");
+    let (status, _, complaint) = run_with_ulimit(&scratch, "ulimit -n 100", "up --nodes 64 --detach");
     assert_eq!(status, Some(1), "{complaint}");
     assert!(complaint.contains("hard limit here is 100"), "{complaint}");
     assert!(complaint.contains("10 nodes work"), "{complaint}");
@@ -35,19 +35,21 @@ fn too_many_nodes_are_refused_with_a_working_number() {
 }
 
 #[test]
-fn nodes_raise_a_low_soft_limit_of_descriptors() {
+fn nodes_raise_the_soft_descriptor_limit() {
     let scratch = Scratch::new("soft");
-    let (status, _, complaint) = limited(&scratch, "ulimit -Sn 20", "up --nodes 4 --arena 16M --detach");
+    let (status, _, complaint) =
+        run_with_ulimit(&scratch, "ulimit -Sn 20", "up --nodes 4 --arena 16M --detach");
     assert_eq!(status, Some(0), "{complaint}");
     assert_eq!(scratch.states(), ["alive"; 4]);
     scratch.ok("down");
 }
 
 #[test]
-fn a_command_that_lacks_descriptors_names_the_limit() {
+fn descriptor_shortage_names_the_limit() {
     let scratch = Scratch::new("few");
     for limit in 8.. {
-        let (status, _, complaint) = limited(&scratch, &format!("ulimit -n {limit}"), "perf read_lat -n 10");
+        let (status, _, complaint) =
+            run_with_ulimit(&scratch, &format!("ulimit -n {limit}"), "perf read_lat -n 10");
         if status == Some(0) {
             break;
         }
@@ -57,7 +59,7 @@ fn a_command_that_lacks_descriptors_names_the_limit() {
 }
 
 /// Runs a command in a control group of at most `threads` threads. Returns `None` if this user cannot create one.
-fn within(scratch: &Scratch, threads: u32, line: &str) -> Option<Output> {
+fn run_in_cgroup(scratch: &Scratch, threads: u32, line: &str) -> Option<Output> {
     let group = Cgroup::of_threads("threads", threads)?;
     let output = group.wrap(&scratch.command(line)).output().unwrap();
     if output.status.success() && line.starts_with("up") {
@@ -68,34 +70,34 @@ fn within(scratch: &Scratch, threads: u32, line: &str) -> Option<Output> {
 }
 
 #[track_caller]
-fn names_the_limit(threads: u32, output: &Output) {
+fn check_names_limit(threads: u32, output: &Output) {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{threads} threads: {complaint}");
-    let said = format!("the maximum of {threads} threads is reached; raise pids.max of the control group");
-    assert!(complaint.contains(&said) && !complaint.contains("panicked"), "{complaint}");
+    let text = format!("the maximum of {threads} threads is reached; raise pids.max of the control group");
+    assert!(complaint.contains(&text) && !complaint.contains("panicked"), "{complaint}");
 }
 
 #[test]
-fn a_command_that_lacks_threads_names_the_limit() {
+fn thread_shortage_names_the_limit() {
     let scratch = Scratch::new("threads");
     // Either all nodes run, or `up` fails: no node reports that it is ready and ends.
     let up = "up --nodes 2 --arena 16M --detach";
     for threads in 2.. {
-        let Some(output) = within(&scratch, threads, up) else {
+        let Some(output) = run_in_cgroup(&scratch, threads, up) else {
             return println!("skipped: this user cannot limit the number of threads");
         };
         if output.status.success() {
             break;
         }
-        names_the_limit(threads, &output);
+        check_names_limit(threads, &output);
     }
-    names_the_limit(24, &within(&scratch, 24, "perf rpc_lat -t 64").unwrap());
-    let doctor = String::from_utf8(within(&scratch, 9, "doctor").unwrap().stdout).unwrap();
+    check_names_limit(24, &run_in_cgroup(&scratch, 24, "perf rpc_lat -t 64").unwrap());
+    let doctor = String::from_utf8(run_in_cgroup(&scratch, 9, "doctor").unwrap().stdout).unwrap();
     assert!(doctor.contains("error    threads: "), "{doctor}");
 }
 
 #[test]
-fn a_user_that_lacks_threads_learns_the_limit() {
+fn nproc_shortage_names_the_limit() {
     if rustix::process::geteuid().is_root() {
         return println!("skipped: the limit does not apply to root");
     }
@@ -112,7 +114,12 @@ fn a_user_that_lacks_threads_learns_the_limit() {
 
 /// Starts `run kv` under each limit from `first` on, up to the one with which it serves a client and ends by a signal.
 /// With a lower limit it must fail, and name the limit.
-fn find_enough(scratch: &Scratch, first: u32, limit: &str, under: impl Fn(u32, &Command) -> Command) {
+fn find_sufficient_limit(
+    scratch: &Scratch,
+    first: u32,
+    limit: &str,
+    under: impl Fn(u32, &Command) -> Command,
+) {
     for count in first.. {
         let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
         command.args(["run", "kv", "--listen", "127.0.0.1:0", "--arena", "16M"]);
@@ -120,12 +127,12 @@ fn find_enough(scratch: &Scratch, first: u32, limit: &str, under: impl Fn(u32, &
         let mut command = under(count, &command);
         command.stdin(Stdio::null()).stderr(std::fs::File::create(scratch.file("stderr")).unwrap());
         let mut run = Running::of(command);
-        let Some(said) = run.line_if_any() else {
+        let Some(text) = run.line_if_any() else {
             let complaint = std::fs::read_to_string(scratch.file("stderr")).unwrap();
             assert!(complaint.contains(limit) && !complaint.contains("panicked"), "{count}: {complaint}");
             continue;
         };
-        let at = said.split_whitespace().find_map(|word| word.strip_suffix(';')).unwrap();
+        let at = text.split_whitespace().find_map(|word| word.strip_suffix(';')).unwrap();
         let mut client = TcpStream::connect(at).unwrap();
         client.write_all(b"PING\r\n").unwrap();
         let mut reply = [0; 7];
@@ -138,14 +145,16 @@ fn find_enough(scratch: &Scratch, first: u32, limit: &str, under: impl Fn(u32, &
 }
 
 #[test]
-fn a_store_that_lacks_threads_or_descriptors_does_not_begin_to_serve() {
+fn store_without_threads_or_descriptors_fails_at_start() {
     let scratch = Scratch::new("store");
-    find_enough(&scratch, 24, "descriptors", |count, command| after(&format!("ulimit -n {count}"), command));
+    find_sufficient_limit(&scratch, 24, "descriptors", |count, command| {
+        after(&format!("ulimit -n {count}"), command)
+    });
     if Cgroup::of_threads("store", 1).is_none() {
         return println!("skipped: this user cannot limit the number of threads");
     }
     let groups = RefCell::new(Vec::new());
-    find_enough(&scratch, 9, "threads is reached", |count, command| {
+    find_sufficient_limit(&scratch, 9, "threads is reached", |count, command| {
         let group = Cgroup::of_threads(&format!("store-{count}"), count).unwrap();
         let wrapped = group.wrap(command);
         groups.borrow_mut().push(group);
@@ -154,7 +163,7 @@ fn a_store_that_lacks_threads_or_descriptors_does_not_begin_to_serve() {
 }
 
 #[test]
-fn a_cluster_whose_disk_is_full_can_be_emptied_and_drained() {
+fn full_disk_permits_rm_and_drain() {
     let scratch = Scratch::new("disk");
     // The disk exists only in the mount namespace of the shell.
     let script = "set -e

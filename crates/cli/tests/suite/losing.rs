@@ -10,7 +10,7 @@ use serde_json::json;
 use support::{Process, Running, Scratch, eventually};
 
 /// Returns true if the text contains a time of day between `before` and `after`.
-fn tells_time(text: &str, before: &str, after: &str) -> bool {
+fn contains_time(text: &str, before: &str, after: &str) -> bool {
     let is_time = |rest: &str| {
         let time = rest.as_bytes().get(..8).unwrap_or_default();
         let fits = |(at, byte): (usize, &u8)| if at % 3 == 2 { *byte == b':' } else { byte.is_ascii_digit() };
@@ -20,7 +20,7 @@ fn tells_time(text: &str, before: &str, after: &str) -> bool {
 }
 
 #[test]
-fn a_region_of_a_dead_node_is_lost_until_put_anew() {
+fn region_of_a_dead_node_is_lost() {
     let scratch = Scratch::new("lost");
     let _up = scratch.up(3);
     let text = scratch.write("text", b"salt");
@@ -31,17 +31,17 @@ fn a_region_of_a_dead_node_is_lost_until_put_anew() {
     eventually(|| scratch.states() == ["alive", "alive", "dead"]);
     for command in ["get salt", "stat salt", "mv salt --to 1", "explain salt"] {
         let complaint = scratch.fails(command, 1);
-        assert!(tells_time(&complaint, ": lost with node 2 (exited ", ")"), "{command}: {complaint}");
+        assert!(contains_time(&complaint, ": lost with node 2 (exited ", ")"), "{command}: {complaint}");
     }
     let list = scratch.ok("ls");
-    assert!(tells_time(&list, "salt    lost with node 2 (exited ", ")"), "{list}");
+    assert!(contains_time(&list, "salt    lost with node 2 (exited ", ")"), "{list}");
     let lost = scratch.json("ls --json");
     assert_eq!(lost.len(), 3, "{lost:?}");
     assert_eq!((&lost[1]["name"], &lost[1]["lost"]["node"]), (&"salt".into(), &2.into()), "{lost:?}");
     assert_eq!(lost[1]["lost"]["cause"], "exited");
 
     scratch.ok("rm salt");
-    assert!(scratch.fails("get salt", 1).contains("there is no such region"));
+    scratch.fails_with("get salt", 1, "there is no such region");
     scratch.ok(&format!("put pepper {} --node 1", text.display()));
     assert_eq!(scratch.ok("get pepper"), "salt");
     let names: Vec<_> = scratch.json("ls --json").iter().map(|row| row["name"].clone()).collect();
@@ -49,7 +49,7 @@ fn a_region_of_a_dead_node_is_lost_until_put_anew() {
 }
 
 #[test]
-fn status_shows_a_dead_node_until_it_is_forgotten() {
+fn status_shows_a_dead_node_until_forget() {
     let scratch = Scratch::new("forget");
     let _up = scratch.up(3);
     let text = scratch.write("text", b"salt");
@@ -58,22 +58,22 @@ fn status_shows_a_dead_node_until_it_is_forgotten() {
         scratch.fails("forget 2", 1).contains("it runs as process"),
         "a running node cannot be forgotten"
     );
-    assert!(scratch.fails("forget 77", 1).contains("node 77 is not in the cluster"));
+    scratch.fails_with("forget 77", 1, "node 77 is not in the cluster");
 
     Process::open(scratch.pid(2)).kill();
     eventually(|| scratch.states() == ["alive", "alive", "dead"]);
-    assert!(tells_time(&String::from_utf8(scratch.run("status").stdout).unwrap(), "  exited ", "\n"));
+    assert!(contains_time(&String::from_utf8(scratch.run("status").stdout).unwrap(), "  exited ", "\n"));
     assert_eq!(scratch.nodes()[2]["lost"]["cause"], "exited");
 
     scratch.ok("forget 2");
     assert_eq!(scratch.states(), ["alive", "alive"]);
-    assert!(scratch.fails("stat salt", 1).contains("there is no such region"));
+    scratch.fails_with("stat salt", 1, "there is no such region");
     assert!(!scratch.entries().iter().any(|name| name.starts_with("node-2.")));
-    assert!(scratch.fails("forget 2", 1).contains("node 2 is not in the cluster"));
+    scratch.fails_with("forget 2", 1, "node 2 is not in the cluster");
 }
 
 #[test]
-fn lost_parts_of_a_region_are_shown() {
+fn lost_chunks_are_shown() {
     let scratch = Scratch::new("part");
     let _up = scratch.up(2);
     let text = scratch.write("text", &support::bytes(10 << 20));
@@ -90,15 +90,11 @@ fn lost_parts_of_a_region_are_shown() {
     assert_eq!(row["nodes"], json!([whole["nodes"][0]]));
     assert_eq!(row["lost"], json!([whole["nodes"][1]]));
     assert!(scratch.ok("stat salt").contains(" bytes with node 1, which is gone"));
-    let complaint = scratch.fails("get salt", 1);
-    assert!(
-        complaint.contains("of its bytes are lost with nodes that are gone, such as node 1"),
-        "{complaint}"
-    );
+    scratch.fails_with("get salt", 1, "of its bytes are lost with nodes that are gone, such as node 1");
 }
 
 #[test]
-fn a_refused_connection_is_logged_and_a_bare_one_not() {
+fn refused_connections_are_logged() {
     let scratch = Scratch::new("refused");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let address = SocketAddrUnix::new(scratch.cluster().join("node-0.shm.sock")).unwrap();
@@ -123,7 +119,7 @@ fn a_refused_connection_is_logged_and_a_bare_one_not() {
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn a_stopped_application_and_the_log_say_why_it_dies() {
+fn killed_application_and_log_report_the_reason() {
     let scratch = Scratch::new("stopped");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
@@ -139,18 +135,21 @@ fn a_stopped_application_and_the_log_say_why_it_dies() {
 
     let status = application.wait();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(Signal::KILL.as_raw()));
-    let told = std::fs::read_to_string(&complaints).unwrap();
-    assert!(told.starts_with("halite: this process was stopped or silent for "), "{told:?}");
-    assert!(told.contains("; node 0 kills it, because it could resume in the middle of a write"), "{told:?}");
+    let message = std::fs::read_to_string(&complaints).unwrap();
+    assert!(message.starts_with("halite: this process was stopped or silent for "), "{message:?}");
+    assert!(
+        message.contains("; node 0 kills it, because it could resume in the middle of a write"),
+        "{message:?}"
+    );
     // The node writes to its log before it answers the application.
     scratch.ok("status");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
     for (level, what) in
         [("WARN", "silent for"), ("WARN", "killing node"), ("INFO", "has exited: it was killed")]
     {
-        let is_told = |line: &str| {
+        let is_logged = |line: &str| {
             line.contains(level) && line.contains(&format!("(process {pid})")) && line.contains(what)
         };
-        assert!(log.lines().any(is_told), "{what}: {log}");
+        assert!(log.lines().any(is_logged), "{what}: {log}");
     }
 }

@@ -6,27 +6,25 @@ use crate::support;
 use std::net::TcpListener;
 use std::path::PathBuf;
 
-use halite::{Config, Hosts, Node, NodeId, NodeState, Permissions, Placement};
+use halite::{Config, Hosts, Node, NodeId, NodeState, Placement};
 use support::etcd::Etcd;
-use support::{Scratch, eventually};
-
-const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
+use support::{READ_WRITE, Scratch, eventually};
 
 /// Hosts that share an etcd and a secret, each with its own cluster directory.
-struct Hosting {
+struct HostsWithEtcd {
     scratch: Scratch,
     etcd: Etcd,
     secret: PathBuf,
 }
 
-impl Hosting {
+impl HostsWithEtcd {
     /// Returns `None` where etcd is not installed.
-    fn new(name: &str) -> Option<Hosting> {
+    fn new(name: &str) -> Option<HostsWithEtcd> {
         let scratch = Scratch::new(name);
         let etcd = Etcd::start()?;
         let secret = scratch.file("secret");
         scratch.ok(&format!("secret new {}", secret.display()));
-        Some(Hosting { scratch, etcd, secret })
+        Some(HostsWithEtcd { scratch, etcd, secret })
     }
 
     /// Starts a node on a new host, without the address of another node.
@@ -49,16 +47,16 @@ impl Hosting {
         .unwrap()
     }
 
-    fn listed(&self) -> String {
+    fn entries(&self) -> String {
         self.etcd.ctl(&["get", "--prefix", "/hosts/members/"])
     }
 
     /// Overwrites the address of a member in etcd.
-    fn list(&self, id: u32, address: &str) {
+    fn set_entry(&self, id: u32, address: &str) {
         self.etcd.ctl(&["put", &format!("/hosts/members/{id}"), address]);
     }
 
-    fn strike(&self, id: u32) {
+    fn remove_entry(&self, id: u32) {
         self.etcd.ctl(&["del", &format!("/hosts/members/{id}")]);
     }
 
@@ -80,19 +78,19 @@ fn address(node: &Node) -> String {
 /// Returns true if `node` can create a region on the node `other`.
 fn uses(node: &Node, other: u32) -> bool {
     let session = node.blocking_session();
-    let made = session.alloc(None, 4096, Placement::On(NodeId(other)), ANYBODY);
+    let made = session.alloc(None, 4096, Placement::On(NodeId(other)), READ_WRITE);
     made.is_ok_and(|lh| session.write(lh, 0, b"words").is_ok())
 }
 
 #[test]
-fn nodes_that_join_at_once_need_no_node_0() {
-    let Some(hosting) = Hosting::new("members-at-once") else { return };
+fn concurrent_joins_need_no_node_0() {
+    let Some(hosts) = HostsWithEtcd::new("members-at-once") else { return };
     let nodes: Vec<Node> = std::thread::scope(|scope| {
         let joining: Vec<_> = (1..=5)
             .map(|id| {
                 scope.spawn({
-                    let hosting = &hosting;
-                    move || hosting.node(id)
+                    let hosts = &hosts;
+                    move || hosts.node(id)
                 })
             })
             .collect();
@@ -108,31 +106,31 @@ fn nodes_that_join_at_once_need_no_node_0() {
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn members_are_found_after_etcd_was_killed_or_emptied() {
-    let Some(mut hosting) = Hosting::new("members-killed") else { return };
-    let nodes = [1, 2].map(|id| hosting.node(id));
-    let hidden = hosting.hidden(7);
+fn members_reconnect_after_an_etcd_loss() {
+    let Some(mut hosts) = HostsWithEtcd::new("members-killed") else { return };
+    let nodes = [1, 2].map(|id| hosts.node(id));
+    let hidden = hosts.hidden(7);
     eventually(|| uses(&nodes[0], 2));
     for _ in 0..2 {
-        hosting.etcd.kill();
+        hosts.etcd.kill();
         assert!(uses(&nodes[0], 2), "nodes stay connected without etcd");
-        hosting.etcd.run();
+        hosts.etcd.run();
     }
-    eventually(|| hosting.etcd.try_ctl(&["put", "/hosts/members/7", &address(&hidden)]));
+    eventually(|| hosts.etcd.try_ctl(&["put", "/hosts/members/7", &address(&hidden)]));
     eventually(|| nodes.iter().all(|node| state(node, 7) == Some(NodeState::Alive)));
     // An empty etcd at the same address, as after the restore of an old backup: each node writes its address again.
-    hosting.etcd.forget_all();
-    eventually(|| [1, 2].iter().all(|id| hosting.listed().contains(&format!("/hosts/members/{id}\n"))));
+    hosts.etcd.forget_all();
+    eventually(|| [1, 2].iter().all(|id| hosts.entries().contains(&format!("/hosts/members/{id}\n"))));
     assert!(uses(&nodes[0], 2) && uses(&nodes[1], 7));
 }
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn members_edited_by_hand_do_no_harm() {
-    let Some(hosting) = Hosting::new("members-edited") else { return };
-    let nodes = [1, 2].map(|id| hosting.node(id));
-    eventually(|| [1, 2].iter().all(|id| hosting.listed().contains(&format!("/hosts/members/{id}\n"))));
-    let word = hosting.listed();
+fn invalid_member_entries_are_ignored() {
+    let Some(hosts) = HostsWithEtcd::new("members-edited") else { return };
+    let nodes = [1, 2].map(|id| hosts.node(id));
+    eventually(|| [1, 2].iter().all(|id| hosts.entries().contains(&format!("/hosts/members/{id}\n"))));
+    let word = hosts.entries();
     // It accepts connections and does not answer.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let mute = mute.local_addr().unwrap().to_string();
@@ -153,7 +151,7 @@ fn members_edited_by_hand_do_no_harm() {
         // The address of node 1, which another entry claims too.
         ("members/7", &address(&nodes[0])),
     ] {
-        hosting.etcd.ctl(&["put", &format!("/hosts/{key}"), value]);
+        hosts.etcd.ctl(&["put", &format!("/hosts/{key}"), value]);
     }
     for id in [6, 7, 8] {
         eventually(|| matches!(state(&nodes[1], id), Some(NodeState::Unconnected | NodeState::Silent)));
@@ -162,18 +160,18 @@ fn members_edited_by_hand_do_no_harm() {
         assert_eq!(state(&nodes[1], id), None);
     }
     // Entries of the nodes themselves: each node writes its own entry again.
-    hosting.list(1, "127.0.0.1:1");
-    hosting.strike(2);
-    eventually(|| word.lines().all(|line| hosting.listed().contains(line)));
-    let place = || hosting.etcd.ctl(&["get", "/hosts/places/2"]);
+    hosts.set_entry(1, "127.0.0.1:1");
+    hosts.remove_entry(2);
+    eventually(|| word.lines().all(|line| hosts.entries().contains(line)));
+    let place = || hosts.etcd.ctl(&["get", "/hosts/places/2"]);
     let before = place();
-    hosting.etcd.ctl(&["del", "/hosts/places/2"]);
+    hosts.etcd.ctl(&["del", "/hosts/places/2"]);
     eventually(|| place() == before);
     assert!(uses(&nodes[0], 2) && uses(&nodes[1], 1));
     assert!(!uses(&nodes[0], 7) && !uses(&nodes[0], 6) && !uses(&nodes[0], 3));
     assert_eq!(state(&nodes[1], 1), Some(NodeState::Alive));
     // A new node dials the listed members, unless an entry seems to belong to another cluster.
-    hosting.etcd.ctl(&["del", "/hosts/places/12"]);
-    let late = hosting.node(10);
+    hosts.etcd.ctl(&["del", "/hosts/places/12"]);
+    let late = hosts.node(10);
     assert!(uses(&late, 1) && uses(&late, 2));
 }

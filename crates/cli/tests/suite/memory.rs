@@ -22,7 +22,7 @@ fn resident(pid: u32) -> u64 {
 }
 
 #[test]
-fn only_populated_regions_take_memory_at_once() {
+fn only_populated_regions_take_memory_at_alloc() {
     let scratch = Scratch::new("resident");
     let _up = scratch.up(2);
     let client = Node::embedded(Config { dir: scratch.cluster(), arena_bytes: 0, ..Config::default() });
@@ -58,7 +58,7 @@ fn put_on_node_1(scratch: &Scratch, content: &[u8]) -> PathBuf {
 }
 
 #[test]
-fn a_node_with_few_addresses_has_a_smaller_arena() {
+fn address_space_limit_shrinks_the_arena() {
     let scratch = Scratch::new("addresses");
     let _up = up_after(&scratch, "ulimit -v 1500000", "--nodes 2 --arena 4G");
     let content = bytes(20 << 20);
@@ -67,8 +67,7 @@ fn a_node_with_few_addresses_has_a_smaller_arena() {
     let large = std::fs::File::create(scratch.file("large")).unwrap();
     large.set_len(2 << 30).unwrap();
     let large = format!("put large {} --node 1", scratch.file("large").display());
-    let complaint = scratch.fails(&large, 1);
-    assert!(complaint.contains("no space"), "{complaint}");
+    scratch.fails_with(&large, 1, "no space");
     let refused = scratch.json("status --json")[1]["bytes_refused"].as_u64().unwrap();
     assert!(refused > 2 << 30, "{refused}");
     assert!(scratch.ok("status").contains("of 4.0 GiB"));
@@ -86,9 +85,9 @@ fn complaint_after(scratch: &Scratch, limit: &str, line: &str) -> Option<String>
 }
 
 #[test]
-fn a_command_without_resources_says_so() {
+fn command_without_resources_reports_the_limit() {
     let scratch = Scratch::new("short");
-    let _up = up_after(&scratch, "true", "--nodes 3 --arena 1G");
+    let _up = scratch.up_with("--nodes 3 --arena 1G");
     let five = scratch.write("five", &bytes(5 << 20));
     let put = format!("--embed put five {}", five.display());
     // A node has a segment only after a request for memory: the first command fails late, later ones early.
@@ -113,7 +112,7 @@ fn a_command_without_resources_says_so() {
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn a_node_without_memory_in_its_group_lives_on() {
+fn node_survives_the_memory_limit_of_its_cgroup() {
     let scratch = Scratch::new("full-group");
     let Some(group) = Cgroup::limited("node", 128 * MIB) else {
         return println!("skipped: this user cannot limit the memory of processes");
@@ -123,8 +122,11 @@ fn a_node_without_memory_in_its_group_lives_on() {
     let mut node = Running::of(group.wrap(&node));
     node.line();
     let from = scratch.write("from", &bytes(120 << 20));
-    let complaint = scratch.fails(&format!("put region {}", from.display()), 1);
-    assert!(complaint.contains("out of memory: the system of node 0 provided"), "{complaint}");
+    scratch.fails_with(
+        &format!("put region {}", from.display()),
+        1,
+        "out of memory: the system of node 0 provided",
+    );
     let small = scratch.write("small", &bytes(20 << 20));
     scratch.ok(&format!("put region {}", small.display()));
     assert!(scratch.run("get region").stdout == bytes(20 << 20));
@@ -136,7 +138,7 @@ fn a_node_without_memory_in_its_group_lives_on() {
 }
 
 #[test]
-fn an_arena_larger_than_the_machine_is_refused() {
+fn arena_larger_than_the_machine_is_refused() {
     let scratch = Scratch::new("petabyte");
     for line in ["up --nodes 2 --arena 1P", "node --id 0 --arena 1P"] {
         let complaint = scratch.fails(line, 1);
@@ -144,5 +146,5 @@ fn an_arena_larger_than_the_machine_is_refused() {
         assert!(complaint.contains("the maximum is"), "{complaint}");
         assert!(!scratch.cluster().exists(), "{line} has created no directory");
     }
-    assert!(scratch.fails("up --nodes 2 --arena 99999P", 2).contains("exceeds 64 bits"));
+    scratch.fails_with("up --nodes 2 --arena 99999P", 2, "exceeds 64 bits");
 }

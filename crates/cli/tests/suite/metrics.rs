@@ -38,13 +38,13 @@ impl Scrape {
 }
 
 #[test]
-fn operations_are_counted_by_the_node_that_does_them() {
+fn operations_are_counted_by_their_node() {
     let scratch = Scratch::new("counted");
     let parent = std::process::id();
     let line = format!("node --id 0 --arena 256M --fabric roce --metrics 127.0.0.1:0 --parent {parent}");
     let mut first = Running::start(&scratch, &line);
-    let said = first.line();
-    let at = said.split_once("metrics at http://").expect("it prints its address").1.trim_end();
+    let text = first.line();
+    let at = text.split_once("metrics at http://").expect("it prints its address").1.trim_end();
     let at = at.strip_suffix("/metrics").unwrap();
     let config = Config {
         dir: scratch.cluster(),
@@ -97,14 +97,14 @@ fn operations_are_counted_by_the_node_that_does_them() {
 }
 
 #[test]
-fn a_taken_address_for_metrics_is_refused() {
+fn busy_metrics_address_is_refused() {
     let scratch = Scratch::new("taken");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
-    let complaint = scratch.fails(&format!("node --id 0 --arena 64M --metrics {at}"), 1);
-    assert!(
-        complaint.contains(&format!("cannot serve metrics at {at}: Address already in use")),
-        "{complaint}"
+    scratch.fails_with(
+        &format!("node --id 0 --arena 64M --metrics {at}"),
+        1,
+        &format!("cannot serve metrics at {at}: Address already in use"),
     );
     assert!(
         scratch.fails("node --id 0 --metrics localhost", 2).contains("127.0.0.1:9464"),

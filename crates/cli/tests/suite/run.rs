@@ -13,20 +13,17 @@ use rustix::process::Signal;
 use serde_json::Value;
 use support::{Process, Running, Scratch, eventually};
 
-/// Returns the output of a run on a private cluster.
-#[track_caller]
-fn of_its_own(scratch: &Scratch, line: &str) -> Value {
+/// Returns a command that uses a private cluster.
+fn private(scratch: &Scratch, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
     command.args(line.split_whitespace()).env("TMPDIR", scratch.file("")).env_remove("HALITE_DIR");
-    serde_json::from_str(&support::check_ok(line, &command.output().unwrap())).unwrap()
+    command
 }
 
-/// Starts a cluster of two nodes, each in its own process.
-fn up(scratch: &Scratch) -> Running {
-    let mut up =
-        Running::start(scratch, &format!("up --nodes 2 --arena 64M --parent {}", std::process::id()));
-    while !up.line().contains("ctrl-C") {}
-    up
+/// Returns the JSON output of a run on a private cluster.
+#[track_caller]
+fn run_private(scratch: &Scratch, line: &str) -> Value {
+    serde_json::from_str(&support::check_ok(line, &private(scratch, line).output().unwrap())).unwrap()
 }
 
 /// Returns true if a run has left no region and no allocated bytes.
@@ -35,25 +32,25 @@ fn is_clean(scratch: &Scratch) -> bool {
 }
 
 #[test]
-fn a_log_is_the_same_for_all_its_readers() {
+fn log_is_equal_for_all_readers() {
     let scratch = Scratch::new("run-log");
     for (flags, fabric) in [("", "shm"), ("--nodes 3 --fabric roce", "roce")] {
         // A slow machine needs a longer run to commit anything.
         let run = |seconds| {
             let line = "run log --writers 3 --readers 2 --size 100 --batch 8 --json";
-            of_its_own(&scratch, &format!("{line} --seconds {seconds} {flags}"))
+            run_private(&scratch, &format!("{line} --seconds {seconds} {flags}"))
         };
-        let told = ["0.2", "2", "20"].into_iter().map(run).find(|told| told["commits"] != 0);
-        let told = told.expect("the run commits records");
-        assert_eq!(told["verified"], true, "{told}");
-        assert_eq!(told["fabric"], fabric);
-        let commits = told["commits"].as_u64().unwrap();
-        assert!(commits > 0 && told["bytes"] == 100 * commits, "{told}");
+        let result = ["0.2", "2", "20"].into_iter().map(run).find(|result| result["commits"] != 0);
+        let result = result.expect("the run commits records");
+        assert_eq!(result["verified"], true, "{result}");
+        assert_eq!(result["fabric"], fabric);
+        let commits = result["commits"].as_u64().unwrap();
+        assert!(commits > 0 && result["bytes"] == 100 * commits, "{result}");
     }
 }
 
 #[test]
-fn a_store_is_verified_under_each_workload() {
+fn ycsb_verifies_each_workload() {
     let scratch = Scratch::new("run-ycsb");
     for (flags, workload, fabric) in [
         ("--workload A --value 1000", "a", "shm"),
@@ -62,61 +59,60 @@ fn a_store_is_verified_under_each_workload() {
     ] {
         // A slow machine needs a longer run to do some operations of each kind.
         let run = |seconds| {
-            of_its_own(&scratch, &format!("run ycsb --keys 300 --seconds {seconds} --json {flags}"))
+            run_private(&scratch, &format!("run ycsb --keys 300 --seconds {seconds} --json {flags}"))
         };
-        let has_all = |told: &Value| told["reads"] != 0 && (told["updates"] != 0 || workload == "c");
-        let told = ["0.2", "2", "20"]
+        let has_all = |result: &Value| result["reads"] != 0 && (result["updates"] != 0 || workload == "c");
+        let result = ["0.2", "2", "20"]
             .into_iter()
             .map(run)
             .find(has_all)
             .expect("the run does operations of each kind");
-        assert_eq!((&told["verified"], &told["workload"]), (&true.into(), &workload.into()), "{told}");
-        assert_eq!(told["fabric"], fabric);
-        let (reads, updates) = (told["reads"].as_u64().unwrap(), told["updates"].as_u64().unwrap());
-        assert!(told["operations"] == reads + updates && (workload != "c" || updates == 0), "{told}");
+        assert_eq!((&result["verified"], &result["workload"]), (&true.into(), &workload.into()), "{result}");
+        assert_eq!(result["fabric"], fabric);
+        let (reads, updates) = (result["reads"].as_u64().unwrap(), result["updates"].as_u64().unwrap());
+        assert!(result["operations"] == reads + updates && (workload != "c" || updates == 0), "{result}");
     }
 }
 
 #[test]
-fn graphs_have_their_known_ranks_and_components() {
+fn pagerank_and_components_are_correct() {
     let scratch = Scratch::new("run-graph");
     // A star, whose ranks are known, and a pair.
     let star = scratch.write("star", b"# who cites the survey\n1 7\n2 7\n3 7\n7 1\n20 30\n30 20\n");
     for flags in ["", "--nodes 3 --fabric roce"] {
         let line =
             format!("run pagerank {} --tolerance 1e-14 --iterations 1000 --json {flags}", star.display());
-        let told = of_its_own(&scratch, &line);
+        let result = run_private(&scratch, &line);
         assert_eq!(
-            (&told["verified"], &told["vertices"], &told["edges"]),
+            (&result["verified"], &result["vertices"], &result["edges"]),
             (&true.into(), &6.into(), &6.into())
         );
         let (damping, base) = (0.85, 0.15 / 6.0);
         let centre = base * (1.0 + 3.0 * damping) / (1.0 - damping * damping);
-        let top = &told["top"];
-        assert_eq!((&top[0][0], &top[1][0]), (&7.into(), &1.into()), "{told}");
+        let top = &result["top"];
+        assert_eq!((&top[0][0], &top[1][0]), (&7.into(), &1.into()), "{result}");
         let rank = top[0][1].as_f64().unwrap();
         assert!((rank - centre).abs() < 1e-9 * centre, "{rank}, not {centre}");
-        let told = of_its_own(&scratch, &format!("run components {} --json {flags}", star.display()));
+        let result = run_private(&scratch, &format!("run components {} --json {flags}", star.display()));
         assert_eq!(
-            (&told["verified"], &told["components"], &told["edges"]),
+            (&result["verified"], &result["components"], &result["edges"]),
             (&true.into(), &2.into(), &6.into())
         );
-        assert_eq!(told["top"], serde_json::json!([[1, 4], [20, 2]]));
+        assert_eq!(result["top"], serde_json::json!([[1, 4], [20, 2]]));
     }
 }
 
 /// Returns false, and tells why, where the system does not report page faults to this user.
 fn can_share_pages(scratch: &Scratch) -> bool {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
-    command.args(["run", "dsm", "--rounds", "1"]).env("TMPDIR", scratch.file("")).env_remove("HALITE_DIR");
-    let complaint = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    let output = private(scratch, "run dsm --rounds 1").output().unwrap();
+    let complaint = String::from_utf8(output.stderr).unwrap();
     let refused = complaint.lines().find(|line| line.contains("page faults"));
     refused.inspect(|why| eprintln!("skipped: {why}"));
     refused.is_none()
 }
 
 #[test]
-fn a_graph_on_shared_pages_has_the_same_ranks() {
+fn dsm_graphs_have_equal_results() {
     let scratch = Scratch::new("run-graph-dsm");
     if !can_share_pages(&scratch) {
         return;
@@ -125,11 +121,11 @@ fn a_graph_on_shared_pages_has_the_same_ranks() {
         let line =
             format!("run pagerank --kronecker 9 --iterations 15 --tolerance 0 --top 600 --json {flags}");
         let (ordinary, shared) =
-            (of_its_own(&scratch, &line), of_its_own(&scratch, &format!("{line} --dsm")));
+            (run_private(&scratch, &line), run_private(&scratch, &format!("{line} --dsm")));
         assert_eq!((&shared["verified"], &shared["dsm"]), (&true.into(), &true.into()), "{shared}");
         assert_eq!(ordinary["dsm"], false);
-        let ranks = |told: &Value| -> BTreeMap<u64, f64> {
-            let top = told["top"].as_array().unwrap().iter();
+        let ranks = |result: &Value| -> BTreeMap<u64, f64> {
+            let top = result["top"].as_array().unwrap().iter();
             top.map(|pair| (pair[0].as_u64().unwrap(), pair[1].as_f64().unwrap())).collect()
         };
         let (ordinary, shared) = (ranks(&ordinary), ranks(&shared));
@@ -143,43 +139,47 @@ fn a_graph_on_shared_pages_has_the_same_ranks() {
         }
         let line = format!("run components --kronecker 9 --json {flags}");
         let (ordinary, shared) =
-            (of_its_own(&scratch, &line), of_its_own(&scratch, &format!("{line} --dsm")));
+            (run_private(&scratch, &line), run_private(&scratch, &format!("{line} --dsm")));
         assert_eq!((&shared["top"], &shared["verified"]), (&ordinary["top"], &true.into()), "{shared}");
     }
 }
 
 #[test]
-fn shared_pages_lose_no_update() {
+fn dsm_loses_no_update() {
     let scratch = Scratch::new("run-dsm");
     if !can_share_pages(&scratch) {
         return;
     }
     for flags in ["--nodes 1 --fabric shm", "--nodes 3 --fabric shm", "--fabric roce"] {
-        let told = of_its_own(&scratch, &format!("run dsm --pages 200 --rounds 50 --json {flags}"));
-        assert_eq!((&told["verified"], &told["pages"]), (&true.into(), &200.into()), "{told}");
-        assert_eq!(told["sections"], 100 * told["nodes"].as_u64().unwrap(), "{told}");
-        assert!(told["latencies_us"]["read_random"]["samples"].as_u64() > Some(0), "{told}");
-        assert_eq!(told["published_us"]["commit"], 74.3);
+        let result = run_private(&scratch, &format!("run dsm --pages 200 --rounds 50 --json {flags}"));
+        assert_eq!((&result["verified"], &result["pages"]), (&true.into(), &200.into()), "{result}");
+        assert_eq!(result["sections"], 100 * result["nodes"].as_u64().unwrap(), "{result}");
+        assert!(result["latencies_us"]["read_random"]["samples"].as_u64() > Some(0), "{result}");
+        assert_eq!(result["published_us"]["commit"], 74.3);
     }
 }
 
 #[test]
-fn a_run_over_a_cluster_leaves_it_as_it_was() {
+fn run_leaves_a_cluster_unchanged() {
     let scratch = Scratch::new("run-over");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     for app in ["log", "ycsb --keys 100"] {
-        let told = &scratch.json(&format!("run {app} --seconds 0.1 --json"))[0];
-        assert_eq!((&told["verified"], &told["fabric"]), (&true.into(), &serde_json::Value::Null), "{told}");
+        let result = &scratch.json(&format!("run {app} --seconds 0.1 --json"))[0];
+        assert_eq!(
+            (&result["verified"], &result["fabric"]),
+            (&true.into(), &serde_json::Value::Null),
+            "{result}"
+        );
         eventually(|| is_clean(&scratch));
     }
-    let told = &scratch.json("run pagerank --kronecker 8 --json")[0];
-    assert_eq!(told["verified"], true, "{told}");
+    let result = &scratch.json("run pagerank --kronecker 8 --json")[0];
+    assert_eq!(result["verified"], true, "{result}");
     eventually(|| is_clean(&scratch));
     let wrong = scratch.write("wrong", b"1 2\n2 3 4\n5\n");
-    let complaint = scratch.fails(&format!("run pagerank {}", wrong.display()), 1);
-    assert!(
-        complaint.contains("wrong:3: expected two vertex ids from 0 to 2^64-1, found \"5\""),
-        "{complaint}"
+    scratch.fails_with(
+        &format!("run pagerank {}", wrong.display()),
+        1,
+        "wrong:3: expected two vertex ids from 0 to 2^64-1, found \"5\"",
     );
     eventually(|| is_clean(&scratch));
     // A region with the same name exists already; the run must not change it.
@@ -191,10 +191,10 @@ fn a_run_over_a_cluster_leaves_it_as_it_was() {
     ] {
         scratch.ok(&format!("put {name} {}", file.display()));
         let seconds = if app.starts_with("kv") { "" } else { " --seconds 0.1" };
-        let complaint = scratch.fails(&format!("run {app}{seconds}"), 1);
-        assert!(
-            complaint.contains(&format!("the name is taken: the region {name:?} exists already")),
-            "{complaint}"
+        scratch.fails_with(
+            &format!("run {app}{seconds}"),
+            1,
+            &format!("the name is taken: the region {name:?} exists already"),
         );
         assert_eq!(scratch.ok(&format!("get {name}")), "foreign");
         scratch.ok(&format!("rm {name}"));
@@ -203,78 +203,66 @@ fn a_run_over_a_cluster_leaves_it_as_it_was() {
 }
 
 #[test]
-fn a_run_uses_the_cluster_that_is_named_or_its_own() {
+fn run_uses_the_named_or_a_private_cluster() {
     let scratch = Scratch::new("run-where");
     let complaint = scratch.fails("run log", 1);
     assert!(complaint.contains("node 0 is not running; start it first"), "{complaint}");
     assert_eq!(complaint.lines().count(), 1, "{complaint}");
     let by_variable = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
-        command.args(["run", "log", "--seconds", "0.1", "--json"]);
-        command.env("TMPDIR", scratch.file("")).env("HALITE_DIR", scratch.cluster());
-        let told = support::check_ok("run log", &command.output().unwrap());
-        serde_json::from_str::<Value>(&told).unwrap()
+        let mut command = private(&scratch, "run log --seconds 0.1 --json");
+        command.env("HALITE_DIR", scratch.cluster());
+        let result = support::check_ok("run log", &command.output().unwrap());
+        serde_json::from_str::<Value>(&result).unwrap()
     };
     assert_eq!(by_variable()["fabric"], "shm", "a private cluster");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     assert_eq!(by_variable()["fabric"], Value::Null, "the running cluster");
 }
 
 /// Sends a request to a served store, and checks the reply.
-fn ask(address: &str, request: &str, expected: &str) {
+fn check_reply(address: &str, request: &str, expected: &str) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
-    let mut told = vec![0; expected.len()];
-    stream.read_exact(&mut told).unwrap();
-    assert_eq!(String::from_utf8(told).unwrap(), expected);
+    let mut result = vec![0; expected.len()];
+    stream.read_exact(&mut result).unwrap();
+    assert_eq!(String::from_utf8(result).unwrap(), expected);
 }
 
 /// Uses a served store, then ends it with a signal.
-fn use_and_end(mut run: Running, nodes: u32, signal: Signal) {
-    let told: Value = serde_json::from_str(&run.line()).unwrap();
-    assert_eq!((&told["app"], &told["nodes"]), (&"kv".into(), &nodes.into()), "{told}");
-    let address = told["address"].as_str().unwrap();
-    ask(address, "mset a 1 b 2 c 3 d 4\r\nincr a\r\ndbsize\r\n", "+OK\r\n:2\r\n:4\r\n");
-    ask(address, "mget a b c none\r\n", "*4\r\n$1\r\n2\r\n$1\r\n2\r\n$1\r\n3\r\n$-1\r\n");
+fn use_and_stop(mut run: Running, nodes: u32, signal: Signal) {
+    let result: Value = serde_json::from_str(&run.line()).unwrap();
+    assert_eq!((&result["app"], &result["nodes"]), (&"kv".into(), &nodes.into()), "{result}");
+    let address = result["address"].as_str().unwrap();
+    check_reply(address, "mset a 1 b 2 c 3 d 4\r\nincr a\r\ndbsize\r\n", "+OK\r\n:2\r\n:4\r\n");
+    check_reply(address, "mget a b c none\r\n", "*4\r\n$1\r\n2\r\n$1\r\n2\r\n$1\r\n3\r\n$-1\r\n");
     run.signal(signal);
     assert_eq!(run.wait().code(), (signal != Signal::KILL).then_some(0));
     eventually(|| TcpStream::connect(address).is_err());
 }
 
 #[test]
-fn a_served_store_leaves_nothing() {
+fn stopped_store_leaves_nothing() {
     let scratch = Scratch::new("run-kv");
     let line = "run kv --listen 127.0.0.1:0 --json";
     for (flags, nodes) in [("", 2), ("--nodes 3 --fabric roce", 3), ("--nodes 1", 1)] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
-        command.args(format!("{line} --arena 64M {flags}").split_whitespace()).env_remove("HALITE_DIR");
-        let run = Running::of({
-            command.env("TMPDIR", scratch.file(""));
-            command
-        });
-        use_and_end(run, nodes, Signal::TERM);
+        let run = Running::of(private(&scratch, &format!("{line} --arena 64M {flags}")));
+        use_and_stop(run, nodes, Signal::TERM);
         assert_eq!(std::fs::read_dir(scratch.file("")).unwrap().count(), 0);
     }
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     for signal in [Signal::INT, Signal::KILL] {
-        use_and_end(Running::start(&scratch, line), 2, signal);
+        use_and_stop(Running::start(&scratch, line), 2, signal);
         eventually(|| is_clean(&scratch));
     }
-    let complaint = scratch.fails("run kv --listen nowhere", 1);
-    assert!(complaint.contains("cannot listen at nowhere"), "{complaint}");
+    scratch.fails_with("run kv --listen nowhere", 1, "cannot listen at nowhere");
     eventually(|| is_clean(&scratch));
 }
 
 /// A shard that does not answer delays the end, so users ask again.
 #[test]
-fn a_store_that_is_ended_by_a_second_signal_leaves_nothing() {
+fn store_ended_by_a_second_signal_leaves_nothing() {
     let scratch = Scratch::new("run-kv-twice");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
-    command.args("run kv --listen 127.0.0.1:0 --json --arena 64M".split(' '));
-    let mut run = Running::of({
-        command.env("TMPDIR", scratch.file("")).env_remove("HALITE_DIR");
-        command
-    });
+    let mut run = Running::of(private(&scratch, "run kv --listen 127.0.0.1:0 --json --arena 64M"));
     run.line();
     Process::open(support::children(run.pid())[1]).stop();
     let process = Process::open(run.pid());
@@ -288,17 +276,14 @@ fn a_store_that_is_ended_by_a_second_signal_leaves_nothing() {
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn the_log_tells_why_a_client_is_disconnected() {
+fn log_reports_disconnected_clients() {
     let scratch = Scratch::new("run-kv-log");
     let log = scratch.write("log", b"");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
-    command.args("run kv --listen 127.0.0.1:0 --json --arena 64M".split(' ')).env_remove("HALITE_DIR");
-    let mut run = Running::of({
-        command.stderr(std::fs::File::create(&log).unwrap());
-        command
-    });
-    let told: Value = serde_json::from_str(&run.line()).unwrap();
-    let mut stream = TcpStream::connect(told["address"].as_str().unwrap()).unwrap();
+    let mut command = private(&scratch, "run kv --listen 127.0.0.1:0 --json --arena 64M");
+    command.stderr(File::create(&log).unwrap());
+    let mut run = Running::of(command);
+    let result: Value = serde_json::from_str(&run.line()).unwrap();
+    let mut stream = TcpStream::connect(result["address"].as_str().unwrap()).unwrap();
     // The client sends requests without end, and reads no reply.
     let echo = format!("*2\r\n$4\r\necho\r\n$1000000\r\n{}\r\n", "x".repeat(1_000_000));
     while stream.write_all(echo.as_bytes()).is_ok() {}
@@ -311,16 +296,14 @@ fn the_log_tells_why_a_client_is_disconnected() {
 /// The processes of a run share the end of one log, also if a process writes on behalf of one that it kills.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn lines_of_the_log_stay_whole_when_a_process_is_killed() {
+fn log_lines_are_whole_after_a_kill() {
     let scratch = Scratch::new("run-kv-lines");
     let log = scratch.write("log", b"");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
-    command.args("run kv --listen 127.0.0.1:0 --json --arena 64M".split(' '));
-    command.env_remove("HALITE_DIR").env("TMPDIR", scratch.file("")).stderr(File::create(&log).unwrap());
+    let mut command = private(&scratch, "run kv --listen 127.0.0.1:0 --json --arena 64M");
+    command.stderr(File::create(&log).unwrap());
     let mut run = Running::of(command);
     run.line();
-    let pid = rustix::process::Pid::from_raw(support::children(run.pid())[1] as i32).unwrap();
-    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    Process::open(support::children(run.pid())[1]).stop();
     let text = || std::fs::read_to_string(&log).unwrap();
     eventually(|| text().contains("takes its place, without its keys\n"));
     let text = text();
@@ -332,19 +315,17 @@ fn lines_of_the_log_stay_whole_when_a_process_is_killed() {
 }
 
 #[test]
-fn the_memory_of_a_served_store_is_limited() {
+fn store_memory_is_limited() {
     let scratch = Scratch::new("run-kv-limited");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
     // The tables of the shards have more than this limit.
     let line =
         "run kv --listen 127.0.0.1:0 --json --arena 64M --maxmemory 1K --maxmemory-policy volatile-ttl";
-    command.args(line.split(' ')).env("TMPDIR", scratch.file("")).env_remove("HALITE_DIR");
-    let mut run = Running::of(command);
-    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    let mut run = Running::of(private(&scratch, line));
+    let result: Value = serde_json::from_str(&run.line()).unwrap();
     let (limit, policy) =
         ("$9\r\nmaxmemory\r\n$4\r\n1024\r\n", "$16\r\nmaxmemory-policy\r\n$12\r\nvolatile-ttl\r\n");
-    ask(
-        told["address"].as_str().unwrap(),
+    check_reply(
+        result["address"].as_str().unwrap(),
         "config get maxmemory*\r\nset a 1\r\n",
         &format!("*4\r\n{limit}{policy}-OOM command not allowed"),
     );
@@ -353,32 +334,29 @@ fn the_memory_of_a_served_store_is_limited() {
 }
 
 #[test]
-fn a_served_store_replaces_a_killed_process() {
+fn store_replaces_a_killed_process() {
     let scratch = Scratch::new("run-kv-killed");
-    let up = up(&scratch);
+    let up = scratch.up(2);
     for is_own in [true, false] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
-        command.args("run kv --listen 127.0.0.1:0 --json".split(' ')).env("TMPDIR", scratch.file(""));
+        let mut command = private(&scratch, "run kv --listen 127.0.0.1:0 --json");
         match is_own {
-            true => command.args(["--arena", "64M"]).env_remove("HALITE_DIR"),
+            true => command.args(["--arena", "64M"]),
             false => command.env("HALITE_DIR", scratch.cluster()),
         };
         let mut run = Running::of(command);
-        let told: Value = serde_json::from_str(&run.line()).unwrap();
-        let address = told["address"].as_str().unwrap();
-        ask(address, "mset a 1 b 2 c 3 d 4 e 5 f 6 g 7 h 8\r\ndbsize\r\n", "+OK\r\n:8\r\n");
-        let pid = support::children(run.pid())[1];
-        let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+        let result: Value = serde_json::from_str(&run.line()).unwrap();
+        let address = result["address"].as_str().unwrap();
+        check_reply(address, "mset a 1 b 2 c 3 d 4 e 5 f 6 g 7 h 8\r\ndbsize\r\n", "+OK\r\n:8\r\n");
+        Process::open(support::children(run.pid())[1]).kill();
         // Some keys stay; the others are refused, then absent, then set again.
         eventually(|| {
             let mut stream = TcpStream::connect(address).unwrap();
             stream.write_all(b"mset a 1 b 2 c 3 d 4 e 5 f 6 g 7 h 8\r\n").unwrap();
-            let mut told = [0; 5];
-            stream.read_exact(&mut told).unwrap();
-            told == *b"+OK\r\n"
+            let mut result = [0; 5];
+            stream.read_exact(&mut result).unwrap();
+            result == *b"+OK\r\n"
         });
-        ask(address, "dbsize\r\nmget a h\r\n", ":8\r\n*2\r\n$1\r\n1\r\n$1\r\n8\r\n");
+        check_reply(address, "dbsize\r\nmget a h\r\n", ":8\r\n*2\r\n$1\r\n1\r\n$1\r\n8\r\n");
         run.signal(Signal::TERM);
         assert_eq!(run.wait().code(), Some(0));
     }
@@ -387,15 +365,11 @@ fn a_served_store_replaces_a_killed_process() {
 }
 
 #[test]
-fn the_exit_status_tells_the_signal() {
+fn exit_status_contains_the_signal() {
     let scratch = Scratch::new("run-signals");
-    for app in ["run log", "perf write_lat -n 1000000000"] {
+    for app in ["run log --seconds 1000", "perf write_lat -n 1000000000"] {
         for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
-            let seconds = if app.starts_with("run") { " --seconds 1000" } else { "" };
-            command.args(format!("{app}{seconds}").split(' ')).env_remove("HALITE_DIR");
-            command.env("TMPDIR", scratch.file(""));
-            let mut run = Running::of(command);
+            let mut run = Running::of(private(&scratch, app));
             eventually(|| !support::children(run.pid()).is_empty());
             run.signal(signal);
             assert_eq!(run.wait().code(), Some(status), "{app}");
@@ -405,7 +379,7 @@ fn the_exit_status_tells_the_signal() {
 }
 
 #[test]
-fn wrong_sizes_and_counts_are_refused() {
+fn invalid_run_options_are_refused() {
     let scratch = Scratch::new("run-refused");
     for (line, why) in [
         ("run log --size 15", "--size 15 is too small: a record has at least 16 bytes"),
@@ -419,6 +393,11 @@ fn wrong_sizes_and_counts_are_refused() {
         ("run log --nodes 65", "65 is not in 1..=64"),
         ("run kv --clients-max 0", "0 is not in 1..="),
         ("run kv --listen 0.0.0.0:0", "clients of other hosts could do everything; give a password"),
+        ("run kv --listen [::]:0", "clients of other hosts could do everything; give a password"),
+        (
+            "run kv --listen [::ffff:10.0.0.1]:0",
+            "clients of other hosts could do everything; give a password",
+        ),
         ("run kv --maxmemory-policy allkeys-lru", "noeviction, allkeys-random, volatile-ttl"),
         ("run kv --password-file /dev/null", "--password-file /dev/null: other users may access the file"),
         ("run ycsb --value 15", "--value 15 is out of range: a value has 16 to 1048576 bytes"),
@@ -428,19 +407,17 @@ fn wrong_sizes_and_counts_are_refused() {
         ("run dsm --pages 127", "127 is not in 128..=16777216"),
         ("run ycsb --keys 0", "0 is not in 1..=4294967296"),
     ] {
-        let complaint = scratch.fails(line, 2);
-        assert!(complaint.contains(why), "{complaint}");
+        scratch.fails_with(line, 2, why);
     }
 }
 
 #[test]
-fn flags_of_an_own_cluster_are_refused_over_another() {
+fn private_cluster_options_need_a_private_cluster() {
     let scratch = Scratch::new("run-own-flags");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     for app in ["log", "ycsb", "kv --listen 127.0.0.1:0"] {
         let expected = "--fabric configures a private cluster, but --dir or HALITE_DIR names the cluster in";
-        let complaint = scratch.fails(&format!("run {app} --fabric roce"), 2);
-        assert!(complaint.contains(expected), "{complaint}");
+        scratch.fails_with(&format!("run {app} --fabric roce"), 2, expected);
     }
     assert!(is_clean(&scratch));
 }
@@ -453,9 +430,9 @@ fn endless_pagerank(scratch: &Scratch) -> String {
 }
 
 #[test]
-fn a_stopped_run_frees_only_its_own_regions() {
+fn stopped_run_frees_only_its_regions() {
     let scratch = Scratch::new("run-stopped");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     scratch.ok(&format!("put foreign {}", scratch.write("file", b"foreign").display()));
     let before = scratch.ok("ls");
     let pagerank = endless_pagerank(&scratch);
@@ -472,8 +449,8 @@ fn a_stopped_run_frees_only_its_own_regions() {
         for (signal, status) in [(Signal::INT, Some(130)), (Signal::TERM, Some(143)), (Signal::KILL, None)] {
             let mut run = Running::start(&scratch, &format!("run {app}"));
             eventually(|| scratch.ok("ls").contains(region));
-            let told = &scratch.json(beside)[0];
-            assert_eq!(told["verified"], true, "{told}");
+            let result = &scratch.json(beside)[0];
+            assert_eq!(result["verified"], true, "{result}");
             run.signal(signal);
             assert_eq!(run.wait().code(), status, "{app}");
             if status.is_none() {
@@ -486,9 +463,9 @@ fn a_stopped_run_frees_only_its_own_regions() {
 }
 
 #[test]
-fn runs_that_start_together_do_not_share_a_name() {
+fn concurrent_runs_have_distinct_names() {
     let scratch = Scratch::new("run-names");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     let pagerank = endless_pagerank(&scratch);
     let complaint = |number: usize| scratch.file(&format!("complaint{number}"));
     let mut runs: Vec<Running> = (0..3)
@@ -516,10 +493,7 @@ fn runs_that_start_together_do_not_share_a_name() {
     eventually(|| scratch.ok("ls").contains("/values.1"));
     let workers = support::children(run.pid());
     run.signal(Signal::STOP);
-    for pid in workers {
-        let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-        rustix::process::kill_process(pid, Signal::KILL).unwrap();
-    }
+    workers.into_iter().for_each(|pid| Process::open(pid).kill());
     run.signal(Signal::KILL);
     run.wait();
     assert!(scratch.ok("ls").contains("/values.1"));
@@ -533,13 +507,13 @@ fn runs_that_start_together_do_not_share_a_name() {
 
 /// Without `--arena`, the shards are in the memory of different nodes of the cluster; with it, in that of their processes.
 #[test]
-fn the_shards_of_a_store_are_spread_over_a_cluster() {
+fn store_shards_are_spread_over_the_cluster() {
     let scratch = Scratch::new("run-kv-spread");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     for (flags, is_in_cluster) in [("", true), ("--arena 64M", false)] {
         let mut run = Running::start(&scratch, &format!("run kv --listen 127.0.0.1:0 --json {flags}"));
-        let told: Value = serde_json::from_str(&run.line()).unwrap();
-        ask(told["address"].as_str().unwrap(), "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
+        let result: Value = serde_json::from_str(&run.line()).unwrap();
+        check_reply(result["address"].as_str().unwrap(), "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
         let homes = ["halite-run-kv/0/t0", "halite-run-kv/1/t0"]
             .map(|table| scratch.json(&format!("stat {table} --json"))[0]["home"].as_u64().unwrap());
         assert_ne!(homes[0], homes[1], "{flags}");
@@ -553,16 +527,16 @@ fn the_shards_of_a_store_are_spread_over_a_cluster() {
 /// Nodes of the cluster that hold all shards and the list of shards are killed, one after the other: the keys are lost, and
 /// the store goes on.
 #[test]
-fn a_store_goes_on_in_memory_of_other_nodes() {
+fn store_continues_after_loss_of_memory() {
     let scratch = Scratch::new("run-kv-moved");
     scratch.ok("up --nodes 3 --arena 64M --detach");
     let complaints = scratch.file("complaints");
     let mut command = scratch.command("run kv --listen 127.0.0.1:0 --json");
     command.stderr(File::create(&complaints).unwrap());
     let mut run = Running::of(command);
-    let told: Value = serde_json::from_str(&run.line()).unwrap();
-    let address = told["address"].as_str().unwrap();
-    ask(address, "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
+    let result: Value = serde_json::from_str(&run.line()).unwrap();
+    let address = result["address"].as_str().unwrap();
+    check_reply(address, "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
     for node in [1, 2] {
         Process::open(scratch.pid(node)).kill();
         for key in ["a", "b", "c", "d"] {
@@ -586,29 +560,29 @@ fn a_store_goes_on_in_memory_of_other_nodes() {
 }
 
 #[test]
-fn a_store_goes_on_without_node_0() {
+fn store_continues_without_node_0() {
     let scratch = Scratch::new("run-kv-without-0");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let mut run = Running::start(&scratch, "run kv --listen 127.0.0.1:0 --json --arena 64M");
-    let told: Value = serde_json::from_str(&run.line()).unwrap();
-    let address = told["address"].as_str().unwrap();
-    ask(address, "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
+    let result: Value = serde_json::from_str(&run.line()).unwrap();
+    let address = result["address"].as_str().unwrap();
+    check_reply(address, "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
     Process::open(scratch.pid(0)).kill();
     // The server has read nothing from the other shard yet, and cannot map it without the directory of names.
     for (key, value) in [("a", 1), ("b", 2), ("c", 3), ("d", 4)] {
-        ask(address, &format!("get {key}\r\n"), &format!("$1\r\n{value}\r\n"));
+        check_reply(address, &format!("get {key}\r\n"), &format!("$1\r\n{value}\r\n"));
     }
-    ask(address, "mget a b c d\r\n", "*4\r\n$1\r\n1\r\n$1\r\n2\r\n$1\r\n3\r\n$1\r\n4\r\n");
-    ask(address, "incr a\r\nincr b\r\n", ":2\r\n:3\r\n");
+    check_reply(address, "mget a b c d\r\n", "*4\r\n$1\r\n1\r\n$1\r\n2\r\n$1\r\n3\r\n$1\r\n4\r\n");
+    check_reply(address, "incr a\r\nincr b\r\n", ":2\r\n:3\r\n");
     run.signal(Signal::KILL);
     run.wait();
     eventually(|| TcpStream::connect(address).is_err());
 }
 
 #[test]
-fn a_run_fails_when_a_worker_is_killed() {
+fn run_fails_if_a_worker_is_killed() {
     let scratch = Scratch::new("run-killed");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     let pagerank = endless_pagerank(&scratch);
     let apps = [
         ("log --writers 2 --readers 2 --seconds 1000", "halite-run-log/"),
@@ -629,8 +603,7 @@ fn a_run_fails_when_a_worker_is_killed() {
             let rows = || scratch.nodes().into_iter().filter(|node| node["pid"] == pid);
             eventually(|| rows().next().is_some());
             let node = rows().next().unwrap()["node"].clone();
-            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-            rustix::process::kill_process(pid, Signal::KILL).unwrap();
+            Process::open(pid).kill();
             assert_eq!(run.wait().code(), Some(1), "{app}, worker {number}");
             let complaint = std::fs::read_to_string(scratch.file("complaint")).unwrap();
             let expected =
@@ -668,7 +641,7 @@ fn ranked(counts: &BTreeMap<String, u64>, times: u64) -> Value {
 }
 
 #[test]
-fn words_of_files_and_folders_are_counted() {
+fn wordcount_counts_files_and_folders() {
     let scratch = Scratch::new("run-words");
     let (text, counts) = text();
     let dir = scratch.file("input");
@@ -679,51 +652,52 @@ fn words_of_files_and_folders_are_counted() {
     std::fs::write(dir.join("empty"), "").unwrap();
     std::os::unix::fs::symlink("large", dir.join("link")).unwrap();
     let dir = dir.display();
-    let told = of_its_own(&scratch, &format!("run wordcount {dir} --top 1000000 --json"));
+    let result = run_private(&scratch, &format!("run wordcount {dir} --top 1000000 --json"));
     assert_eq!(
-        (&told["verified"], &told["fabric"], &told["nodes"]),
+        (&result["verified"], &result["fabric"], &result["nodes"]),
         (&true.into(), &"shm".into(), &2.into())
     );
-    assert_eq!(told["top"], ranked(&counts, 8));
-    assert_eq!((&told["words"], &told["distinct"]), (&160_000.into(), &counts.len().into()), "{told}");
-    let told = of_its_own(&scratch, &format!("run wordcount {dir}/empty --nodes 3 --fabric roce --json"));
-    assert_eq!((&told["words"], &told["verified"]), (&0.into(), &true.into()), "{told}");
-    let _up = up(&scratch);
-    let complaint = scratch.fails("run wordcount /nowhere", 1);
-    assert!(complaint.contains("cannot read /nowhere: No such file or directory"), "{complaint}");
+    assert_eq!(result["top"], ranked(&counts, 8));
+    assert_eq!((&result["words"], &result["distinct"]), (&160_000.into(), &counts.len().into()), "{result}");
+    let result = run_private(&scratch, &format!("run wordcount {dir}/empty --nodes 3 --fabric roce --json"));
+    assert_eq!((&result["words"], &result["verified"]), (&0.into(), &true.into()), "{result}");
+    let _up = scratch.up(2);
+    scratch.fails_with("run wordcount /nowhere", 1, "cannot read /nowhere: No such file or directory");
     eventually(|| is_clean(&scratch));
 }
 
 #[test]
-fn matching_lines_are_found_with_their_numbers() {
+fn grep_finds_lines_with_numbers() {
     let scratch = Scratch::new("run-grep");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     // The matches lie in the first and in the last split.
     let large = format!("a needle\n{}é needles", ("no ".repeat(33) + "\n").repeat(30_000));
     let large = scratch.write("large", large.as_bytes());
     let small = scratch.write("small", b"\xff\n\na needle \xff\r\n");
     let line = format!("run grep ^.+needle {} {}", large.display(), small.display());
     let (large, small) = (large.display(), small.display());
-    let told = scratch.ok(&line);
+    let result = scratch.ok(&line);
     let expected = format!(
         "{large}:1:a needle\n{large}:30002:é needles\n{small}:3:a needle \u{fffd}\r\nmatches   3 in 2 of 2 files\n"
     );
-    assert!(told.starts_with(&expected) && told.ends_with("verified  yes\n"), "{told}");
-    let told = scratch.ok(&format!("{line} --lines 1"));
-    assert!(told.starts_with(&format!("{large}:1:a needle\n... and 2 more lines")), "{told}");
-    let told = &scratch.json(&format!("{line} --json"))[0];
-    assert_eq!(told["matches_by_file"], serde_json::json!([[large.to_string(), 2], [small.to_string(), 1]]));
-    assert_eq!((&told["matches"], &told["verified"]), (&3.into(), &true.into()), "{told}");
-    let complaint = scratch.fails(&format!("run grep ( {small}"), 2);
-    assert!(complaint.contains("unclosed group"), "{complaint}");
+    assert!(result.starts_with(&expected) && result.ends_with("verified  yes\n"), "{result}");
+    let result = scratch.ok(&format!("{line} --lines 1"));
+    assert!(result.starts_with(&format!("{large}:1:a needle\n... and 2 more lines")), "{result}");
+    let result = &scratch.json(&format!("{line} --json"))[0];
+    assert_eq!(
+        result["matches_by_file"],
+        serde_json::json!([[large.to_string(), 2], [small.to_string(), 1]])
+    );
+    assert_eq!((&result["matches"], &result["verified"]), (&3.into(), &true.into()), "{result}");
+    scratch.fails_with(&format!("run grep ( {small}"), 2, "unclosed group");
     eventually(|| is_clean(&scratch));
 }
 
 #[test]
-fn wordcount_survives_a_worker_killed_before_its_first_task() {
+fn wordcount_survives_an_early_killed_worker() {
     const WORKERS: usize = 5;
     let scratch = Scratch::new("run-words-early");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     let (text, counts) = text();
     let file = scratch.write("text", text.repeat(20).as_bytes());
     for has_joined in [true, false] {
@@ -731,7 +705,7 @@ fn wordcount_survives_a_worker_killed_before_its_first_task() {
             &scratch,
             &format!("run wordcount {} --nodes {WORKERS} --top 1000000 --json", file.display()),
         );
-        let (starter, pid) = (support::Process::open(run.pid()), run.pid());
+        let (starter, pid) = (Process::open(run.pid()), run.pid());
         eventually(|| support::children(pid).len() > 1);
         starter.stop();
         let workers = support::children(pid);
@@ -740,11 +714,11 @@ fn wordcount_survives_a_worker_killed_before_its_first_task() {
         if has_joined {
             eventually(|| scratch.nodes().iter().any(|node| node["pid"] == killed));
         }
-        support::Process::open(killed).kill();
+        Process::open(killed).kill();
         starter.resume();
-        let told: Value = serde_json::from_str(&run.line()).unwrap();
-        assert_eq!(told["top"], ranked(&counts, 20));
-        assert_eq!((&told["lost_workers"], &told["verified"]), (&1.into(), &true.into()), "{told}");
+        let result: Value = serde_json::from_str(&run.line()).unwrap();
+        assert_eq!(result["top"], ranked(&counts, 20));
+        assert_eq!((&result["lost_workers"], &result["verified"]), (&1.into(), &true.into()), "{result}");
         assert_eq!(run.wait().code(), Some(0));
         eventually(|| is_clean(&scratch));
     }
@@ -757,10 +731,10 @@ fn has_open(pid: u32, file: &Path) -> bool {
 }
 
 #[test]
-fn words_are_counted_without_a_killed_worker() {
+fn wordcount_survives_a_killed_worker() {
     const REPEATS: u64 = 200;
     let scratch = Scratch::new("run-words-killed");
-    let _up = up(&scratch);
+    let _up = scratch.up(2);
     let (text, counts) = text();
     let file = scratch.write("text", text.repeat(REPEATS as usize).as_bytes());
     for number in [1, 0] {
@@ -769,12 +743,12 @@ fn words_are_counted_without_a_killed_worker() {
         let mut run = Running::of(command);
         let worker = || support::children(run.pid()).get(number).copied();
         eventually(|| worker().is_some_and(|pid| has_open(pid, &file)));
-        support::Process::open(worker().unwrap()).kill();
+        Process::open(worker().unwrap()).kill();
         let complaint = || std::fs::read_to_string(scratch.file("complaint")).unwrap();
         if number == 1 {
-            let told: Value = serde_json::from_str(&run.line()).unwrap();
-            assert_eq!(told["top"], ranked(&counts, REPEATS), "{}", complaint());
-            assert_eq!((&told["lost_workers"], &told["verified"]), (&1.into(), &true.into()), "{told}");
+            let result: Value = serde_json::from_str(&run.line()).unwrap();
+            assert_eq!(result["top"], ranked(&counts, REPEATS), "{}", complaint());
+            assert_eq!((&result["lost_workers"], &result["verified"]), (&1.into(), &true.into()), "{result}");
             assert_eq!(run.wait().code(), Some(0));
         } else {
             assert_eq!(run.wait().code(), Some(1), "the master's worker");

@@ -10,24 +10,24 @@ use support::{Running, Scratch, eventually};
 /// Found with a run that ended without freeing its regions.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn a_log_waits_for_etcd_and_is_whole_afterwards() {
+fn log_waits_for_etcd() {
     let scratch = Scratch::new("etcd-log");
     let Some(mut etcd) = Etcd::start() else { return };
     scratch.ok(&format!("up --nodes 2 --arena 256M --detach --directory {}", etcd.address("log")));
     let mut command = scratch.command("run log --json --seconds 4");
     command.stderr(std::fs::File::create(scratch.file("said")).unwrap());
     let mut run = Running::of(command);
-    let said = || std::fs::read_to_string(scratch.file("said")).unwrap();
+    let text = || std::fs::read_to_string(scratch.file("said")).unwrap();
     // The name of any segment: each segment is freed milliseconds after it was filled.
     eventually(|| scratch.ok("ls --json").contains("halite-run-log/"));
     etcd.kill();
-    eventually(|| said().contains("waiting for the directory of names"));
+    eventually(|| text().contains("waiting for the directory of names"));
     etcd.run();
-    let told: Value = serde_json::from_str(&run.line()).unwrap();
+    let message: Value = serde_json::from_str(&run.line()).unwrap();
     assert_eq!(run.wait().code(), Some(0));
-    assert_eq!(told["verified"], true, "{told}");
-    assert!(told["waits_for_directory"].as_u64().unwrap() > 0, "{told}");
-    assert_eq!(said().lines().count(), 1, "it is logged once: {}", said());
+    assert_eq!(message["verified"], true, "{message}");
+    assert!(message["waits_for_directory"].as_u64().unwrap() > 0, "{message}");
+    assert_eq!(text().lines().count(), 1, "it is logged once: {}", text());
     assert_eq!(scratch.ok("ls --json"), "");
     assert!(scratch.nodes().iter().all(|node| node["bytes_used"] == 0 && node["regions"] == 0));
     scratch.ok("down");

@@ -13,7 +13,7 @@ fn run(scratch: &Scratch, line: &str) -> Value {
 }
 
 #[test]
-fn each_small_plan_runs_the_same_twice() {
+fn small_plans_are_deterministic() {
     let scratch = Scratch::new("sim-twice");
     for plan in PLANS {
         let line = format!("run {plan} --seed 1");
@@ -25,7 +25,7 @@ fn each_small_plan_runs_the_same_twice() {
 }
 
 #[test]
-fn a_trace_changes_nothing() {
+fn trace_changes_no_result() {
     let scratch = Scratch::new("sim-trace");
     let plan = concat!(env!("CARGO_MANIFEST_DIR"), "/../../plans/storm.toml");
     let trace = scratch.file("trace");
@@ -36,7 +36,7 @@ fn a_trace_changes_nothing() {
 }
 
 #[test]
-fn wrong_plans_seeds_and_profiles_are_refused() {
+fn invalid_plans_seeds_and_profiles_are_refused() {
     let scratch = Scratch::new("sim-refused");
     let bad = scratch.write("bad.toml", b"name = 'bad'\nnodes = 3\nspeed = 7\n");
     let none = scratch.write("none.toml", b"name = 'none'\nnodes = 0\n");

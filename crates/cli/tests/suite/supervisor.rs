@@ -10,14 +10,14 @@ use rustix::process::Signal;
 use support::{Running, Scratch};
 
 /// Returns the next message.
-fn heard(socket: &UnixDatagram) -> String {
+fn receive(socket: &UnixDatagram) -> String {
     let mut bytes = [0; 4096];
     let len = socket.recv(&mut bytes).expect("the node sends a message");
     String::from_utf8(bytes[..len].to_vec()).unwrap()
 }
 
 #[test]
-fn a_supervisor_hears_ready_watchdog_and_stopping() {
+fn supervisor_gets_ready_watchdog_and_stopping() {
     let scratch = Scratch::new("supervisor");
     let path = scratch.file("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -27,9 +27,9 @@ fn a_supervisor_hears_ready_watchdog_and_stopping() {
     command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "40000").env_remove("WATCHDOG_PID");
     let mut node = Running::of(command);
     let ready = node.line();
-    assert_eq!(heard(&socket), format!("READY=1\nSTATUS={ready}"));
+    assert_eq!(receive(&socket), format!("READY=1\nSTATUS={ready}"));
     for _ in 0..3 {
-        assert_eq!(heard(&socket), "WATCHDOG=1\n");
+        assert_eq!(receive(&socket), "WATCHDOG=1\n");
     }
     // A stopped node sends no watchdog message.
     node.signal(Signal::STOP);
@@ -37,9 +37,9 @@ fn a_supervisor_hears_ready_watchdog_and_stopping() {
     while socket.recv(&mut [0; 64]).is_ok() {}
     socket.set_nonblocking(false).unwrap();
     node.signal(Signal::CONT);
-    assert_eq!(heard(&socket), "WATCHDOG=1\n");
+    assert_eq!(receive(&socket), "WATCHDOG=1\n");
     node.signal(Signal::TERM);
-    let last = std::iter::repeat_with(|| heard(&socket)).find(|said| said != "WATCHDOG=1\n");
+    let last = std::iter::repeat_with(|| receive(&socket)).find(|text| text != "WATCHDOG=1\n");
     assert_eq!(last.as_deref(), Some("STOPPING=1\n"));
     assert!(node.wait().success());
 }

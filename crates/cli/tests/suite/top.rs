@@ -5,7 +5,7 @@ use crate::support;
 use support::{Process, Scratch};
 
 #[test]
-fn top_prints_nodes_operations_and_peers_once() {
+fn top_prints_nodes_operations_and_peers() {
     let scratch = Scratch::new("top");
     let printed = scratch.ok("up --nodes 2 --arena 64M --fabric roce --metrics 127.0.0.1:0 --detach");
     let places: Vec<&str> = printed
@@ -33,5 +33,5 @@ fn top_prints_nodes_operations_and_peers_once() {
     assert!(shown.contains("dead") && shown.contains("showing the state from the lock files"), "{shown}");
     assert!(shown.contains("Connection refused"), "{shown}");
     scratch.ok("down");
-    assert!(scratch.fails("top", 1).contains("halite up"));
+    scratch.fails_with("top", 1, "halite up");
 }

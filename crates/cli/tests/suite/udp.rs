@@ -8,14 +8,11 @@ use support::{Running, Scratch, bytes};
 
 /// Starts a cluster of three nodes, each in its own process.
 fn up(scratch: &Scratch, flags: &str) -> Running {
-    let flags = format!("{flags} --parent {}", std::process::id());
-    let mut up = Running::start(scratch, &format!("up --nodes 3 --arena 64M --fabric roce {flags}"));
-    while !up.line().contains("ctrl-C") {}
-    up
+    scratch.up_with(&format!("--nodes 3 --arena 64M --fabric roce {flags}"))
 }
 
 #[test]
-fn files_go_over_udp_with_and_without_receivers() {
+fn files_move_over_udp() {
     for receivers in [0, 2] {
         let scratch = Scratch::new("udp");
         let _up = up(&scratch, &format!("--receivers {receivers}"));
@@ -34,8 +31,7 @@ fn files_go_over_udp_with_and_without_receivers() {
         );
         assert!(scratch.run("get model").stdout == bytes(3_000_000));
         scratch.ok(&format!("put 9 {}", file.display()));
-        let complaint = scratch.fails("explain 9", 1);
-        assert!(complaint.contains("a region has this name: add --region"), "{complaint}");
+        scratch.fails_with("explain 9", 1, "a region has this name: add --region");
         // A command's own connection would be new, and show a few packets.
         let explained = &scratch.json("explain 2 --json")[0];
         assert!(explained["path"]["arrived"].as_u64() > Some(3_000_000 / 4096), "{explained}");
@@ -44,7 +40,7 @@ fn files_go_over_udp_with_and_without_receivers() {
 
 /// Files also go between nodes whose responders keep no state, and `explain` names the mode for each peer.
 #[test]
-fn files_go_over_udp_without_state_at_the_responder() {
+fn files_move_over_udp_with_stateless_responders() {
     let scratch = Scratch::new("udp-stateless");
     let _up = up(&scratch, "--responder stateless");
     let mut others = [(7, "auto"), (8, "stateful")].map(|(id, mode)| {
@@ -73,7 +69,7 @@ fn files_go_over_udp_without_state_at_the_responder() {
 /// Between two nodes there are as many queue pairs as the smaller `--lanes` of both, whether one session uses them or 50
 /// do.
 #[test]
-fn all_sessions_share_the_queue_pairs_between_two_nodes() {
+fn sessions_share_queue_pairs() {
     for (lanes, other, with_equal, with_other) in
         [(1, 4, "one queue pair", "2 queue pairs"), (4, 3, "4 queue pairs", "3 queue pairs")]
     {
@@ -109,21 +105,22 @@ fn all_sessions_share_the_queue_pairs_between_two_nodes() {
 }
 
 #[test]
-fn a_node_of_another_network_is_refused() {
+fn node_of_another_network_is_refused() {
     let scratch = Scratch::new("udp-other");
     let _up = up(&scratch, "");
-    let complaint = scratch.fails("node --id 7 --fabric shm", 1);
-    assert!(complaint.contains("it uses roce, this node uses shm"), "{complaint}");
-    let complaint = scratch.fails("node --id 7 --fabric roce --address 192.0.2.1", 1);
-    assert!(complaint.contains("192.0.2.1"), "{complaint}");
+    scratch.fails_with("node --id 7 --fabric shm", 1, "it uses roce, this node uses shm");
+    scratch.fails_with("node --id 7 --fabric roce --address 192.0.2.1", 1, "192.0.2.1");
     assert_eq!(scratch.states(), ["alive"; 3]);
 }
 
 #[test]
-fn a_node_writes_its_packets_to_a_file() {
+fn packets_are_captured_in_a_file() {
     let scratch = Scratch::new("udp-pcap");
-    let complaint = scratch.fails("node --id 0 --fabric shm --pcap /nowhere", 1);
-    assert!(complaint.contains("a packet capture needs the roce network"), "{complaint}");
+    scratch.fails_with(
+        "node --id 0 --fabric shm --pcap /nowhere",
+        1,
+        "a packet capture needs the roce network",
+    );
     let _up = up(&scratch, "");
     let pcap = scratch.file("packets");
     let line = format!("node --id 7 --arena 64M --pcap {}", pcap.display());
@@ -131,8 +128,11 @@ fn a_node_writes_its_packets_to_a_file() {
     assert!(node.line().contains("node 7 ready"));
     let file = scratch.write("model", &bytes(1_000_000));
     scratch.ok(&format!("put model {} --node 7", file.display()));
-    let complaint = scratch.fails(&format!("node --id 8 --pcap {}", pcap.display()), 1);
-    assert!(complaint.contains(&format!("cannot write packets to {}", pcap.display())), "{complaint}");
+    scratch.fails_with(
+        &format!("node --id 8 --pcap {}", pcap.display()),
+        1,
+        &format!("cannot write packets to {}", pcap.display()),
+    );
     node.signal(Signal::INT);
     assert!(node.wait().success());
     let packets = std::fs::read(pcap).unwrap();

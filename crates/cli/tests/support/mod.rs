@@ -14,6 +14,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub use process::*;
 use serde_json::Value;
 
+use halite::{Config, Node, Permissions};
+
+pub const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
+
 /// Name of the marker file that each cluster directory has.
 pub const MARKER: &str = "halite-cluster";
 
@@ -81,6 +85,13 @@ impl Scratch {
         complaint
     }
 
+    /// Runs a command that must fail with `status` and an error message that contains `text`.
+    #[track_caller]
+    pub fn fails_with(&self, line: &str, status: i32, text: &str) {
+        let complaint = self.fails(line, status);
+        assert!(complaint.contains(text), "{line}: {complaint}");
+    }
+
     /// Runs a command that prints one JSON object per line.
     #[track_caller]
     pub fn json(&self, line: &str) -> Vec<Value> {
@@ -93,8 +104,13 @@ impl Scratch {
     /// Starts a cluster in the foreground, under a process that dies with this test.
     #[track_caller]
     pub fn up(&self, nodes: u32) -> Running {
-        let mut up =
-            Running::start(self, &format!("up --nodes {nodes} --arena 256M --parent {}", std::process::id()));
+        self.up_with(&format!("--nodes {nodes} --arena 256M"))
+    }
+
+    /// Starts a cluster with these flags as [`Scratch::up`] does.
+    #[track_caller]
+    pub fn up_with(&self, flags: &str) -> Running {
+        let mut up = Running::start(self, &format!("up {flags} --parent {}", std::process::id()));
         while !up.line().contains("ctrl-C") {}
         up
     }
@@ -106,9 +122,10 @@ impl Scratch {
         let output = self.run("status --json");
         let text = String::from_utf8(output.stdout).unwrap();
         let nodes: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let was_told =
+        let has_answers =
             !String::from_utf8_lossy(&output.stderr).contains("showing the state from the lock files");
-        let is_well = was_told && nodes.iter().all(|row| row["state"] == "alive" || row["state"] == "left");
+        let is_well =
+            has_answers && nodes.iter().all(|row| row["state"] == "alive" || row["state"] == "left");
         assert_eq!(output.status.code(), Some(if is_well { 0 } else { 3 }), "{text}");
         nodes
     }
@@ -129,7 +146,7 @@ impl Scratch {
 
     /// Kills all processes of the program whose command line names this directory, because `down` may not have ended
     /// all of them.
-    fn kill_rest(&self) {
+    fn kill_remaining(&self) {
         let program = std::fs::canonicalize(env!("CARGO_BIN_EXE_halite")).unwrap();
         let is_ours = |pid: u32| {
             let of = |name: &str| Path::new("/proc").join(pid.to_string()).join(name);
@@ -166,7 +183,7 @@ impl Drop for Scratch {
         if self.cluster().is_dir() {
             let _ = self.run("down");
         }
-        self.kill_rest();
+        self.kill_remaining();
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -182,6 +199,11 @@ pub fn check_ok(line: &str, output: &Output) -> String {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{line}: {}: {complaint}", output.status);
     String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Joins the cluster in `dir` as an application does: as a node without memory.
+pub fn join(dir: &Path) -> Node {
+    Node::embedded(Config { dir: dir.to_owned(), arena_bytes: 0, ..Config::default() }).unwrap()
 }
 
 /// Returns a command that runs `line` and then `command` in a shell.

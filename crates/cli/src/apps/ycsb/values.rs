@@ -80,12 +80,12 @@ impl Known {
     }
 
     /// Creates the state for a run without updates, in which all keys keep their first values.
-    pub(super) fn of_no_updates() -> Known {
+    pub(super) fn without_updates() -> Known {
         Known { begun: Vec::new(), latest: Vec::new(), width: 1 }
     }
 
     /// Begins the next update of a thread of this process.
-    pub(super) fn begin(&self, thread: u64) -> Update {
+    pub(super) fn begin_update(&self, thread: u64) -> Update {
         let begun = self.begun[thread as usize].as_ref().expect("it is one of ours");
         // Pairs with the load in `is_begun`. No other thread stores to this word.
         let number = begun.load(Ordering::Relaxed) + 1;
@@ -94,13 +94,13 @@ impl Known {
     }
 
     /// Returns the number of updates that a thread of this process has begun.
-    pub(super) fn begun(&self, thread: u64) -> u64 {
+    pub(super) fn updates_begun(&self, thread: u64) -> u64 {
         let begun = self.begun.get(thread as usize).and_then(Option::as_ref);
         begun.map_or(0, |begun| begun.load(Ordering::Relaxed))
     }
 
     /// Records an update that has ended, or whose value was read.
-    pub(super) fn note(&self, key: u64, update: Update) {
+    pub(super) fn record(&self, key: u64, update: Update) {
         let Some(row) = self.row(key) else { return };
         let latest = &row[update.thread() % self.width];
         let before = Update(latest.load(Ordering::Relaxed));
@@ -115,7 +115,7 @@ impl Known {
     pub(super) fn before(&self, key: u64) -> Before {
         let mut before = Before([Update::default(); THREADS_KNOWN]);
         for (known, latest) in before.0.iter_mut().zip(self.row(key).unwrap_or_default()) {
-            // Pairs with the store in `note`: the read must see the recorded updates.
+            // Pairs with the store in `record`: the read must see the recorded updates.
             *known = Update(latest.load(Ordering::Acquire));
         }
         before
@@ -136,7 +136,7 @@ impl Known {
         if is_replaced {
             return None;
         }
-        self.note(key, update);
+        self.record(key, update);
         Some(update)
     }
 
@@ -144,7 +144,7 @@ impl Known {
     /// the end of the run.
     fn is_begun(&self, update: Update) -> bool {
         match self.begun.get(update.thread()) {
-            // Pairs with the store in `begin`.
+            // Pairs with the store in `begin_update`.
             Some(Some(begun)) => update.number() <= begun.load(Ordering::Acquire),
             Some(None) => true,
             None => false,
@@ -166,14 +166,14 @@ impl Latest {
         Latest(vec![0; threads as usize])
     }
 
-    pub(super) fn note(&mut self, update: Update) {
+    pub(super) fn record(&mut self, update: Update) {
         if let Some(latest) = self.0.get_mut(update.thread()) {
             *latest = update.number().max(*latest);
         }
     }
 
     /// Adds the reads of other processes.
-    pub(super) fn join(&mut self, others: &[u64]) {
+    pub(super) fn merge(&mut self, others: &[u64]) {
         for (latest, other) in self.0.iter_mut().zip(others) {
             *latest = (*latest).max(*other);
         }

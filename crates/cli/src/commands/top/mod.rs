@@ -14,7 +14,7 @@ use rustix::termios::tcgetwinsize;
 
 use super::status::{self, Answers, Row};
 use crate::args::Top;
-use crate::client::{self, Attached, no_cluster};
+use crate::client::{self, Client, no_cluster};
 use crate::output;
 use crate::signals::Listener;
 use crate::threads;
@@ -26,7 +26,7 @@ const HOME: &str = "\x1b[H";
 const ERASE_LINE: &str = "\x1b[K";
 const ERASE_BELOW: &str = "\x1b[J";
 /// Rows and columns of a terminal of unknown size.
-const SIZE: (usize, usize) = (24, 80);
+const DEFAULT_SIZE: (usize, usize) = (24, 80);
 
 /// One sample.
 struct Sample {
@@ -40,19 +40,22 @@ struct Sample {
 /// Prints the nodes once, or on a terminal repeatedly until a signal.
 pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
     let mut client = None;
-    let mut sample = Sample::take(dir, &mut client, args)?;
+    let mut sample = Sample::new(dir, &mut client, args)?;
     if args.once || !io::stdout().is_terminal() {
         return Ok(output::print(&view::text(&sample, None))?);
     }
     let (end, ended) = channel();
     // If the main thread has ended already, the send fails, which does not matter.
-    let asked = move |_| end.send(()).unwrap_or_default();
-    let _listener = Listener::spawn(asked, || ()).context("cannot listen for signals")?;
-    output::print(&format!("{HOME}{ERASE_BELOW}{}", on_screen(&view::text(&sample, None), size())))?;
+    let on_signal = move |_| end.send(()).unwrap_or_default();
+    let _listener = Listener::spawn(on_signal, || ()).context("cannot listen for signals")?;
+    output::print(&format!(
+        "{HOME}{ERASE_BELOW}{}",
+        fit_to_screen(&view::text(&sample, None), terminal_size())
+    ))?;
     let interval = Duration::from_secs(args.interval.into());
     while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-        let next = Sample::take(dir, &mut client, args)?;
-        output::print(&on_screen(&view::text(&next, Some(&sample)), size()))?;
+        let next = Sample::new(dir, &mut client, args)?;
+        output::print(&fit_to_screen(&view::text(&next, Some(&sample)), terminal_size()))?;
         sample = next;
     }
     Ok(output::print("\n")?)
@@ -60,34 +63,34 @@ pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
 
 impl Sample {
     /// Asks the members through `client`, which joins if necessary; reads lock files and metrics in any case.
-    fn take(dir: &Path, client: &mut Option<Attached>, args: &Top) -> anyhow::Result<Sample> {
+    fn new(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Sample> {
         let presences = status::presences(dir)?;
         if presences.as_ref().is_some_and(Vec::is_empty) && args.scrape.is_empty() {
             bail!(no_cluster(dir));
         }
-        let asked = match presences.as_ref().is_none_or(|nodes| nodes.iter().any(|node| node.alive)) {
-            true => ask(dir, client),
+        let answers = match presences.as_ref().is_none_or(|nodes| nodes.iter().any(|node| node.alive)) {
+            true => ask_members(dir, client),
             false => Err(anyhow::anyhow!("no node runs in {}", dir.display())),
         };
         let presences = presences.unwrap_or_default();
-        let trouble = asked.as_ref().err().map(|error| {
+        let trouble = answers.as_ref().err().map(|error| {
             // If the node through which the client joined was restarted, the next sample joins again.
             *client = None;
-            format!("{}: showing the state from the lock files", output::reasons(error))
+            format!("{}: showing the state from the lock files", output::error_chain(error))
         });
-        let asked = asked.unwrap_or_default();
-        let (rows, trouble) = (status::rows(&presences, &asked), trouble.or(asked.by()));
+        let answers = answers.unwrap_or_default();
+        let (rows, trouble) = (status::rows(&presences, &answers), trouble.or(answers.source_note()));
         let scrapes = fetch_all(&args.scrape);
         Ok(Sample { at: Instant::now(), rows, trouble, scrapes })
     }
 }
 
-fn ask(dir: &Path, client: &mut Option<Attached>) -> anyhow::Result<Answers> {
+fn ask_members(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Answers> {
     let client = match client {
         Some(client) => client,
         none => none.insert(client::observe(dir)?),
     };
-    Answers::of(client, dir)
+    Answers::request(client, dir)
 }
 
 /// Fetches the metrics of all addresses in parallel, so that a silent address delays no other.
@@ -106,13 +109,13 @@ fn fetch_all(at: &[SocketAddr]) -> Vec<(SocketAddr, Result<Scraped, String>)> {
     })
 }
 
-fn size() -> (usize, usize) {
+fn terminal_size() -> (usize, usize) {
     let size = tcgetwinsize(io::stdout()).map(|size| (usize::from(size.ws_row), usize::from(size.ws_col)));
-    size.ok().filter(|(rows, columns)| *rows > 0 && *columns > 0).unwrap_or(SIZE)
+    size.ok().filter(|(rows, columns)| *rows > 0 && *columns > 0).unwrap_or(DEFAULT_SIZE)
 }
 
 /// Cuts a text to the size of the screen, and adds codes that erase the old text.
-fn on_screen(text: &str, (rows, columns): (usize, usize)) -> String {
+fn fit_to_screen(text: &str, (rows, columns): (usize, usize)) -> String {
     // The last row stays free, because a line feed in it would scroll the screen.
     let lines = text.lines().take(rows - 1).map(|line| {
         let shown: String = line.chars().take(columns).collect();

@@ -6,9 +6,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Time limit of a fetch.
-const PATIENCE: Duration = Duration::from_secs(2);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of a response in bytes; a cluster of hundreds of nodes needs a tenth.
-const BYTES_MAX: u64 = 4 << 20;
+const RESPONSE_BYTES_MAX: u64 = 4 << 20;
 
 /// Samples of metrics by name and labels.
 #[derive(Clone, PartialEq, Default, Debug)]
@@ -21,8 +21,8 @@ impl Scraped {
         match text.split_once("\r\n\r\n") {
             Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => {
                 let scraped = Scraped::parse(body);
-                let is_ours = scraped.label("halite_info", "version").is_some();
-                is_ours.then_some(scraped).ok_or_else(|| "not the metrics of a node".to_owned())
+                let is_halite = scraped.label("halite_info", "version").is_some();
+                is_halite.then_some(scraped).ok_or_else(|| "not the metrics of a node".to_owned())
             }
             _ => Err(format!("no metrics: {}", text.lines().next().unwrap_or("empty answer"))),
         }
@@ -43,8 +43,8 @@ impl Scraped {
 
     /// Returns the sum of all samples of the metric `name`.
     pub fn sum(&self, name: &str) -> f64 {
-        let is_meant = |series: &str| series.split('{').next() == Some(name);
-        self.0.iter().filter(|(series, _)| is_meant(series)).map(|(_, value)| value).sum()
+        let has_name = |series: &str| series.split('{').next() == Some(name);
+        self.0.iter().filter(|(series, _)| has_name(series)).map(|(_, value)| value).sum()
     }
 
     /// Returns the value of `label` in the first sample of the metric `name`, or `None` if there is none.
@@ -66,18 +66,18 @@ impl Scraped {
 }
 
 fn get(at: SocketAddr) -> io::Result<String> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let deadline = Instant::now() + FETCH_TIMEOUT;
+    let mut stream = TcpStream::connect_timeout(&at, FETCH_TIMEOUT)?;
+    stream.set_write_timeout(Some(FETCH_TIMEOUT))?;
     stream
         .write_all(format!("GET /metrics HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n").as_bytes())?;
     let (mut text, mut buffer) = (Vec::new(), [0; 16 << 10]);
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(remaining))?;
         let len = match stream.read(&mut buffer) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
             read => read?,
@@ -86,7 +86,7 @@ fn get(at: SocketAddr) -> io::Result<String> {
             return String::from_utf8(text).map_err(|_| ErrorKind::InvalidData.into());
         }
         text.extend_from_slice(&buffer[..len]);
-        if text.len() as u64 > BYTES_MAX {
+        if text.len() as u64 > RESPONSE_BYTES_MAX {
             return Err(io::Error::new(ErrorKind::InvalidData, "the answer is too long"));
         }
     }

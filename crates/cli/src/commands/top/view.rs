@@ -49,9 +49,10 @@ fn operations(sample: &Sample, before: Option<&Sample>) -> Table {
         };
         let rates = Rates::new(sample, before, index);
         let rate = |names: &[&str]| {
-            or_dash(rates.of(|one| names.iter().map(|name| one.sum(name)).sum()).map(rounded))
+            or_dash(rates.rate(|one| names.iter().map(|name| one.sum(name)).sum()).map(rounded))
         };
-        let bytes = rates.of(|one| one.sum("halite_access_bytes_total") + one.sum("halite_call_bytes_total"));
+        let bytes =
+            rates.rate(|one| one.sum("halite_access_bytes_total") + one.sum("halite_call_bytes_total"));
         let sum = |names: &[&str]| names.iter().map(|name| scraped.sum(name)).sum::<f64>().to_string();
         table.row(vec![
             at.to_string(),
@@ -94,7 +95,8 @@ fn peers(sample: &Sample, before: Option<&Sample>) -> Table {
             let Ok(scraped) = scraped else { continue };
             let of = |one: &Scraped, name: &str| one.value(&format!("halite_peer_{name}{{peer=\"{peer}\"}}"));
             let value = |name| of(scraped, name);
-            let rate = |name| rates.of(|one| of(one, name).unwrap_or(0.0)).filter(|_| value(name).is_some());
+            let rate =
+                |name| rates.rate(|one| of(one, name).unwrap_or(0.0)).filter(|_| value(name).is_some());
             let (sent, repeated) = (rate("packets_sent_total"), rate("packets_repeated_total"));
             let again = sent.zip(repeated).filter(|(sent, _)| *sent > 0.0);
             table.row(vec![
@@ -135,7 +137,7 @@ impl<'l> Rates<'l> {
     }
 
     /// Returns the change of a value per second; `None` without an earlier sample, or after a restart of the node.
-    fn of(&self, value: impl Fn(&Scraped) -> f64) -> Option<f64> {
+    fn rate(&self, value: impl Fn(&Scraped) -> f64) -> Option<f64> {
         let change = value(self.now?) - value(self.before?);
         (self.seconds > 0.0 && change >= 0.0).then(|| change / self.seconds)
     }

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::args::{PerfArgs, name_of};
 use super::cores::{Cores, pin};
 use super::job::wrong;
-use crate::coworker::Coworker;
+use crate::child::ChildProcess;
 use crate::output;
 use crate::scratch::Scratch;
 use crate::target::Target;
@@ -290,13 +290,14 @@ impl Case {
         let scratch = Scratch::create()?;
         let flags = [name_of(&mode), name_of(&initiator)];
         let flags = ["--mode", &flags[0], "--initiator", &flags[1]].map(str::to_owned);
-        let mut server = Coworker::start("the server process", scratch.path(), "perf-fan-in-server", &flags)?;
+        let mut server =
+            ChildProcess::start("the server process", scratch.path(), "perf-fan-in-server", &flags)?;
         let Answer::Listening { port } = server.receive()? else {
             bail!("the server process does not listen")
         };
         let plan = generator::Plan { mode, workload, verb, clients, size, port };
         let mut crowd = generator::Crowd::admit(&plan, |request| ask(&mut server, request))?;
-        let mut execute = |operations, server: &mut Coworker| match initiator {
+        let mut execute = |operations, server: &mut ChildProcess| match initiator {
             Initiator::Client => crowd.run(operations),
             Initiator::Server => crowd.serve(operations, |request| ask(server, request)),
         };
@@ -344,7 +345,7 @@ fn svg(reports: &[Report]) -> String {
     plot::svg(&[Plot { title, x, y, series }])
 }
 
-fn ask(server: &mut Coworker, request: &Request) -> anyhow::Result<Answer> {
+fn ask(server: &mut ChildProcess, request: &Request) -> anyhow::Result<Answer> {
     server.send(request)?;
     match server.receive()? {
         Answer::Failed(why) => bail!("the server process failed: {why}"),
@@ -352,7 +353,7 @@ fn ask(server: &mut Coworker, request: &Request) -> anyhow::Result<Answer> {
     }
 }
 
-fn usage(server: &mut Coworker) -> anyhow::Result<Use> {
+fn usage(server: &mut ChildProcess) -> anyhow::Result<Use> {
     match ask(server, &Request::Use)? {
         Answer::Use(usage) => Ok(usage),
         other => bail!("unexpected answer of the server process: {other:?}"),

@@ -35,12 +35,12 @@ const TOGETHER_MAX: u64 = 32 << 10;
 const TOGETHER: u32 = 16;
 
 /// Returns the number of messages of a stream: enough bytes for about a second.
-fn streamed(bytes: u64) -> u64 {
+fn stream_messages(bytes: u64) -> u64 {
     ((512 << 20) / bytes).clamp(16, 100_000)
 }
 
 /// Returns the number of round trips of a ping-pong.
-fn turns(bytes: u64) -> u64 {
+fn ping_pongs(bytes: u64) -> u64 {
     ((128 << 20) / bytes).clamp(8, 10_000)
 }
 
@@ -179,7 +179,7 @@ fn measure(
     let mut bench = open(latency, &sizes, None)?;
     let mut latencies = Vec::new();
     for size in &sizes {
-        bench.job.args.iterations = Some(turns(*size));
+        bench.job.args.iterations = Some(ping_pongs(*size));
         let row = bench.row(*size, 1)?;
         latencies.push((row.ours.quantile_us(0.5), row.errors));
     }
@@ -189,7 +189,7 @@ fn measure(
     for (sizes, together) in [(short, Some(TOGETHER)), (long, None)] {
         let mut bench = open(throughput, &sizes, together.filter(|_| throughput != "publish_rate"))?;
         for size in sizes {
-            bench.job.args.iterations = Some(streamed(size));
+            bench.job.args.iterations = Some(stream_messages(size));
             let before = bench.server()?.cpu_of_both()?;
             let row = bench.row(size, 1)?;
             let cpu = bench.server()?.cpu_of_both()?.saturating_sub(before);

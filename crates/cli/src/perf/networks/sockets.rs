@@ -15,7 +15,7 @@ const WINDOW_BYTES: u64 = 96 << 10;
 /// The kernel's own data of a datagram in a receive buffer.
 const DATAGRAM_COST: u64 = 1 << 10;
 /// Time after which a lost datagram is an error.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The results for one message size.
 #[derive(Clone, Copy, Debug)]
@@ -87,19 +87,19 @@ pub fn udp(cores: &Cores, bytes: u64) -> io::Result<Figures> {
     here.connect(there.local_addr()?)?;
     there.connect(here.local_addr()?)?;
     for socket in [&here, &there] {
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(RECEIVE_TIMEOUT))?;
     }
     measure(cores, bytes, here, there)
 }
 
 fn measure<C: Channel>(cores: &Cores, bytes: u64, mut here: C, mut there: C) -> io::Result<Figures> {
-    let streamed = super::streamed(bytes);
-    let turns = super::turns(bytes);
+    let streamed = super::stream_messages(bytes);
+    let turns = super::ping_pongs(bytes);
     std::thread::scope(|scope| {
         let far = threads::spawn_in(scope, move || -> io::Result<(Duration, u64)> {
             pin(cores.of_server(0))?;
             let cpu = thread_cpu();
-            let errors = absorb(&mut there, bytes, streamed)?;
+            let errors = receive_stream(&mut there, bytes, streamed)?;
             let cpu = thread_cpu().saturating_sub(cpu);
             let mut message = vec![0; bytes as usize];
             for _ in 0..turns {
@@ -112,7 +112,7 @@ fn measure<C: Channel>(cores: &Cores, bytes: u64, mut here: C, mut there: C) -> 
         let near = threads::spawn_in(scope, move || -> io::Result<(Duration, f64, f64, u64)> {
             pin(cores.of_client(0))?;
             let (begin, cpu) = (Instant::now(), thread_cpu());
-            emit(&mut here, bytes, streamed)?;
+            send_stream(&mut here, bytes, streamed)?;
             let (took, cpu) = (begin.elapsed(), thread_cpu().saturating_sub(cpu));
             let (message, mut answer) = (pattern(bytes, 0), vec![0; bytes as usize]);
             let (begin, mut errors) = (Instant::now(), 0);
@@ -133,32 +133,32 @@ fn measure<C: Channel>(cores: &Cores, bytes: u64, mut here: C, mut there: C) -> 
 }
 
 /// Sends messages with stamps; returns when the other side has received all of them.
-fn emit(channel: &mut impl Channel, bytes: u64, count: u64) -> io::Result<()> {
+fn send_stream(channel: &mut impl Channel, bytes: u64, count: u64) -> io::Result<()> {
     let (window, mut message, mut credit) = (channel.window(bytes), pattern(bytes, 0), [0]);
     let mut in_flight = 0;
     for number in 0..count {
         if in_flight == window {
             channel.receive(&mut credit)?;
-            in_flight -= grant(window);
+            in_flight -= credit_messages(window);
         }
         stamp(&mut message, number);
         channel.send(&message)?;
         in_flight += 1;
     }
     // The credits of what is in flight, and the end.
-    let granted = if window == u64::MAX { 0 } else { in_flight / grant(window) };
+    let granted = if window == u64::MAX { 0 } else { in_flight / credit_messages(window) };
     (0..=granted).try_for_each(|_| channel.receive(&mut credit))
 }
 
 /// Receives messages and compares each with what was sent; returns the number of wrong ones.
-fn absorb(channel: &mut impl Channel, bytes: u64, count: u64) -> io::Result<u64> {
+fn receive_stream(channel: &mut impl Channel, bytes: u64, count: u64) -> io::Result<u64> {
     let window = channel.window(bytes);
     let (mut message, mut wanted, mut errors) = (vec![0; bytes as usize], pattern(bytes, 0), 0);
     for number in 0..count {
         channel.receive(&mut message)?;
         stamp(&mut wanted, number);
         errors += u64::from(message != wanted);
-        if window != u64::MAX && (number + 1).is_multiple_of(grant(window)) {
+        if window != u64::MAX && (number + 1).is_multiple_of(credit_messages(window)) {
             channel.send(&[1])?;
         }
     }
@@ -167,7 +167,7 @@ fn absorb(channel: &mut impl Channel, bytes: u64, count: u64) -> io::Result<u64>
 }
 
 /// Returns the number of messages that one credit stands for.
-fn grant(window: u64) -> u64 {
+fn credit_messages(window: u64) -> u64 {
     (window / 2).max(1)
 }
 

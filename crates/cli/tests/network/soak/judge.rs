@@ -48,7 +48,7 @@ struct Region {
 
 impl Region {
     /// Records that the region has reached the last of its places, and is nowhere else.
-    fn settle(&mut self, now_ns: u64) {
+    fn arrive(&mut self, now_ns: u64) {
         self.is_there = true;
         let node = self.places.last().expect("it was begun").node;
         for place in self.places.iter_mut().filter(|place| place.node != node) {
@@ -99,7 +99,7 @@ impl Findings {
                         self.added += 1;
                     }
                 }
-                ["place", name, "ok"] => self.regions.get_mut(name).expect("it was begun").settle(now_ns),
+                ["place", name, "ok"] => self.regions.get_mut(name).expect("it was begun").arrive(now_ns),
                 ["place", _, "failed"] => self.failed += 1,
                 ["place", name, _] => {
                     let place = Place { node: number(3), from_ns: now_ns, until_ns: u64::MAX };
@@ -123,7 +123,7 @@ impl Findings {
     }
 
     /// Returns the regions that must exist, because no node that could have held them has died.
-    pub fn to_be_there(&self, deaths: &[Death]) -> Vec<String> {
+    pub fn regions_due(&self, deaths: &[Death]) -> Vec<String> {
         let may_have_died = |place: &Place| {
             let mut of_node = deaths.iter().filter(|death| death.node == place.node);
             of_node.any(|death| death.is_within(place.from_ns, place.until_ns))
@@ -190,7 +190,7 @@ impl Findings {
 }
 
 #[test]
-fn lost_and_repeated_additions_and_shared_locks_are_found() {
+fn judge_finds_wrong_counters_and_locks() {
     let found = |logs: &[&str]| {
         let mut findings = Findings::default();
         logs.iter().for_each(|log| findings.add(log));
@@ -210,12 +210,12 @@ fn lost_and_repeated_additions_and_shared_locks_are_found() {
 }
 
 #[test]
-fn a_region_may_be_missing_only_after_a_death_of_its_node() {
+fn judge_permits_missing_regions_only_after_a_death() {
     let mut findings = Findings::default();
     findings.add("10 place region 1\n20 place region ok\n30 place region 2\n40 place region ok");
     let is_due = |node, at_ns| {
         let death = Death { node, from_ns: at_ns, until_ns: at_ns };
-        findings.to_be_there(&[death]) == ["region"]
+        findings.regions_due(&[death]) == ["region"]
     };
     assert!(is_due(1, 50) && is_due(2, 25));
     assert!(!is_due(1, 35) && !is_due(2, 35) && !is_due(2, 50));

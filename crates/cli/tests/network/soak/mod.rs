@@ -50,7 +50,7 @@ struct Soak {
 
 #[test]
 #[ignore = "a soak: it takes a minute, or HALITE_SOAK_S"]
-fn no_update_is_lost_or_repeated_under_random_faults() {
+fn soak_loses_and_repeats_no_update() {
     let Some(cluster) = Cluster::new(HOSTS, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
     let (seed, length) =
@@ -60,7 +60,7 @@ fn no_update_is_lost_or_repeated_under_random_faults() {
     let (started, lives) = (vec![0; HOSTS], vec![0; HOSTS]);
     let workers = Vec::new();
     let mut soak = Soak { cluster, workers, random, seed, started, lives, deaths, foundings_ns, faults: 0 };
-    (0..HOSTS).for_each(|host| soak.give_counter(host));
+    (0..HOSTS).for_each(|host| soak.create_counter(host));
     for host in 0..HOSTS {
         let worker = soak.start_worker(host);
         soak.workers.push(worker);
@@ -82,7 +82,7 @@ impl Soak {
     }
 
     /// Creates a counter in the memory of a node's new incarnation, to which all workers add.
-    fn give_counter(&mut self, host: usize) {
+    fn create_counter(&mut self, host: usize) {
         let incarnation = self.lives[host];
         self.lives[host] += 1;
         let name = format!("{}{host}-{incarnation}", worker::COUNTER);
@@ -113,7 +113,7 @@ impl Soak {
             self.foundings_ns.push(worker::now_ns());
         }
         self.cluster.restart(host, by);
-        self.give_counter(host);
+        self.create_counter(host);
     }
 
     fn fail_and_heal(&mut self) {
@@ -125,18 +125,18 @@ impl Soak {
             0 => {
                 self.say(&format!("the cable of host {host} is out for {length:?}"));
                 self.cluster.world.unplug(host);
-                self.while_out(other, length, |cluster| cluster.world.plug(host));
+                self.during_outage(other, length, |cluster| cluster.world.plug(host));
             }
             1 => {
                 self.say(&format!("host {host} hears nothing of host {other} for {length:?}"));
                 let from = &self.cluster.host(other).address;
-                self.cluster.host(host).drop_arrivals(&format!("ip saddr {from}"));
-                self.while_out(other, length, |cluster| cluster.host(host).let_all_arrive());
+                self.cluster.host(host).drop_packets(&format!("ip saddr {from}"));
+                self.during_outage(other, length, |cluster| cluster.host(host).drop_no_packets());
             }
             2 => {
                 self.say(&format!("no packet comes to host {host} for {length:?}"));
-                self.cluster.host(host).mute_packets();
-                self.while_out(other, length, |cluster| cluster.host(host).let_all_arrive());
+                self.cluster.host(host).drop_udp();
+                self.during_outage(other, length, |cluster| cluster.host(host).drop_no_packets());
             }
             3 => {
                 self.say(&format!("node {host} is killed"));
@@ -173,7 +173,7 @@ impl Soak {
 
     /// While a link is down, an application may be killed too; the next one starts when the link is up, since it needs
     /// the first node.
-    fn while_out(&mut self, host: usize, length: Duration, heal: impl FnOnce(&Cluster)) {
+    fn during_outage(&mut self, host: usize, length: Duration, heal: impl FnOnce(&Cluster)) {
         let is_killed = self.random.u64(0..3) == 0;
         if is_killed {
             self.kill_worker(host);
@@ -191,7 +191,7 @@ impl Soak {
     }
 
     /// Returns the time until each node can move a region to each other node.
-    fn find_each_other(&self) -> Duration {
+    fn move_between_all_nodes(&self) -> Duration {
         let begin = Instant::now();
         for from in 0..HOSTS {
             let name = format!("probe-{from}");
@@ -209,7 +209,7 @@ impl Soak {
 
     fn judge(mut self) {
         self.say("all is healed");
-        let took = self.find_each_other();
+        let took = self.move_between_all_nodes();
         eventually(|| self.cluster.is_whole());
         self.say(&format!("every node has moved something to every other after {:.1} s", took.as_secs_f64()));
         for (host, mut worker) in std::mem::take(&mut self.workers).into_iter().enumerate() {
@@ -224,14 +224,15 @@ impl Soak {
             }
         }
         let counters = (0..HOSTS).map(|host| format!("{}{host}-{}", worker::COUNTER, self.lives[host] - 1));
-        let there: Vec<String> = findings.to_be_there(&self.deaths).into_iter().chain(counters).collect();
+        let there: Vec<String> = findings.regions_due(&self.deaths).into_iter().chain(counters).collect();
         let end_ns = worker::now_ns();
         for host in 0..HOSTS {
             self.cluster.host(host).write("/tmp/there", there.join("\n").as_bytes());
-            let said = self.cluster.host(host).ok(&Application::line("verify /tmp/there"));
-            let said: BTreeMap<&str, &str> = said.lines().filter_map(|line| line.split_once(' ')).collect();
+            let text = self.cluster.host(host).ok(&Application::line("verify /tmp/there"));
+            let results: BTreeMap<&str, &str> =
+                text.lines().filter_map(|line| line.split_once(' ')).collect();
             for name in &there {
-                let found = said.get(&**name).copied().unwrap_or("was not looked at");
+                let found = results.get(&**name).copied().unwrap_or("was not looked at");
                 match found.parse() {
                     Ok(value) => findings.counted(name, end_ns, value),
                     Err(_) if found == "ok" => {}

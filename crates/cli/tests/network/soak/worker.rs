@@ -154,7 +154,7 @@ impl Worker<'_> {
         let is_done = self.place(&name, |node| {
             with(session, session.map(&name, Permissions::MASTER), |lh| Ok(session.move_to(lh, node)?))
         });
-        self.leave_alone_if(!is_done, &name);
+        self.forget_sometimes_if(!is_done, &name);
     }
 
     fn place(&mut self, name: &str, put: impl FnOnce(NodeId) -> Outcome<()>) -> bool {
@@ -167,7 +167,7 @@ impl Worker<'_> {
 
     /// After a failure, stops using the region with a probability of one in four: it may be lost, and is checked at
     /// the end anyway.
-    fn leave_alone_if(&mut self, has_failed: bool, name: &str) {
+    fn forget_sometimes_if(&mut self, has_failed: bool, name: &str) {
         if has_failed && self.random.u64(0..4) == 0 {
             self.own.retain(|own| own != name);
         }
@@ -176,9 +176,9 @@ impl Worker<'_> {
     fn get(&mut self) {
         let names = if self.random.u64(0..4) == 0 { self.names(MODEL) } else { self.own.clone() };
         let Some(name) = self.one_of(&names) else { return };
-        let found = look(self.session, &name);
+        let found = check_region(self.session, &name);
         self.say(&format!("get {name} {}", found.as_deref().unwrap_or("failed")));
-        self.leave_alone_if(found.is_err(), &name);
+        self.forget_sometimes_if(found.is_err(), &name);
     }
 
     fn lock(&mut self) {
@@ -215,7 +215,7 @@ fn with<T>(
 }
 
 /// Returns `ok` if the region's contents match its name, else `wrong`; or the value, if it is a counter.
-fn look(session: &Session, name: &str) -> Outcome<String> {
+fn check_region(session: &Session, name: &str) -> Outcome<String> {
     if name.starts_with(COUNTER) {
         let mapped = session.map(name, Permissions::READ | Permissions::ATOMIC);
         return with(session, mapped, |lh| Ok(session.fetch_add(lh, 0, 0)?.to_string()));
@@ -232,10 +232,10 @@ pub fn verify(session: &Session, list: &str) {
     println!();
     for name in std::fs::read_to_string(list).unwrap().lines() {
         let begin = Instant::now();
-        let mut found = look(session, name);
+        let mut found = check_region(session, name);
         while found.is_err() && begin.elapsed() < GET_PATIENCE {
             std::thread::sleep(Duration::from_millis(20));
-            found = look(session, name);
+            found = check_region(session, name);
         }
         println!("{name} {}", found.unwrap_or_else(|error| format!("lost: {error}")));
     }

@@ -1,4 +1,4 @@
-//! A group of measuring threads.
+//! Measuring threads, each pinned to its core.
 
 use anyhow::Context;
 use rustix::thread::CpuSet;
@@ -9,7 +9,7 @@ use crate::threads;
 
 /// Runs `work` on one thread per element of `shares`, each bound to its `cores`. All threads share one gate. Returns
 /// the results in order.
-pub fn run<S: Send, T: Send>(
+pub fn run_all<S: Send, T: Send>(
     shares: Vec<S>,
     cores: impl Fn(usize) -> CpuSet + Sync,
     work: impl Fn(usize, S, Participant) -> anyhow::Result<T> + Sync,

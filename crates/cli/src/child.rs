@@ -21,41 +21,41 @@ use crate::output;
 use crate::threads::Refused;
 use crate::transport;
 
-/// The running coworkers of this process, by pid.
+/// The running child processes of this process, by pid.
 static RUNNING: Mutex<BTreeMap<u32, Target>> = Mutex::new(BTreeMap::new());
 
 fn running() -> MutexGuard<'static, BTreeMap<u32, Target>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills all coworkers. Only for a thread that then ends this process: the list of coworkers stays locked, so that no
-/// other thread can start or drop one.
+/// Kills all child processes. Only for a thread that then ends this process: the list of child processes stays locked,
+/// so that no other thread can start or drop one.
 pub fn kill_all() {
     let mut running = running();
-    // A coworker that survives this ends with the process anyway.
+    // A child that survives this ends with the process anyway.
     let _ = control::stop(std::mem::take(&mut *running).into_values().collect(), Duration::ZERO);
     std::mem::forget(running);
 }
 
 /// A child process with pipes. Dropping it kills the process.
-pub struct Coworker {
-    what: String,
+pub struct ChildProcess {
+    name: String,
     child: Child,
     /// Standard input of the process; dropped to end it.
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Coworker {
+impl ChildProcess {
     /// Starts a command of this program on the cluster in `dir`. Passes `--parent`, so that the command ends with this
-    /// process. `what` is the name of the process in errors.
+    /// process. `name` is the name of the process in errors.
     pub fn start(
-        what: impl Into<String>,
+        name: impl Into<String>,
         dir: &Path,
         command: &str,
         flags: &[String],
-    ) -> anyhow::Result<Coworker> {
-        let what = what.into();
+    ) -> anyhow::Result<ChildProcess> {
+        let name = name.into();
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut started = Command::new(program);
         started
@@ -66,37 +66,37 @@ impl Coworker {
             .args(transport::flags())
             .args(client::priority_flags())
             .args(flags);
-        // Ctrl-C reaches only this process, since the coworker has its own process group.
+        // Ctrl-C reaches only this process, since the child has its own process group.
         started.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut running = running();
-        let mut child = started.spawn().map_err(|source| Refused::new(what.clone(), source))?;
+        let mut child = started.spawn().map_err(|source| Refused::new(name.clone(), source))?;
         running.extend(Target::of_child(0, child.id())?.map(|target| (child.id(), target)));
         drop(running);
         let stdin = child.stdin.take().expect("standard input is piped");
         let stdout = BufReader::new(child.stdout.take().expect("standard output is piped"));
-        Ok(Coworker { what, child, stdin: Some(stdin), stdout })
+        Ok(ChildProcess { name, child, stdin: Some(stdin), stdout })
     }
 
     /// Changes the name of the process in errors.
-    pub fn rename(&mut self, what: String) {
-        self.what = what;
+    pub fn rename(&mut self, name: String) {
+        self.name = name;
     }
 
     /// Sends a line.
     pub fn send(&mut self, line: &impl Serialize) -> anyhow::Result<()> {
         let stdin = self.stdin.as_mut().expect("it is open until the end");
         // A process that still runs reads its input, so a failure means that it has ended.
-        writeln!(stdin, "{}", output::json_line(line)).map_err(|_| self.how_ended())
+        writeln!(stdin, "{}", output::json_line(line)).map_err(|_| self.exit_error())
     }
 
     /// Waits for the next line.
     pub fn receive<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
         let mut line = String::new();
-        self.stdout.read_line(&mut line).with_context(|| format!("cannot read from {}", self.what))?;
+        self.stdout.read_line(&mut line).with_context(|| format!("cannot read from {}", self.name))?;
         if line.is_empty() {
-            return Err(self.how_ended());
+            return Err(self.exit_error());
         }
-        serde_json::from_str(&line).with_context(|| format!("invalid answer from {}: {line:?}", self.what))
+        serde_json::from_str(&line).with_context(|| format!("invalid answer from {}: {line:?}", self.name))
     }
 
     /// Returns the process's standard output for polling; `None` if output is already buffered.
@@ -115,7 +115,7 @@ impl Coworker {
     }
 
     /// Returns true if a line is ready.
-    pub fn has_line(&self) -> bool {
+    pub fn has_output(&self) -> bool {
         !self.stdout.buffer().is_empty() || self.poll_output(PollFlags::IN).contains(PollFlags::IN)
     }
 
@@ -129,11 +129,11 @@ impl Coworker {
     }
 
     /// Waits for the end of the process. Returns an error that describes its exit status.
-    pub fn how_ended(&mut self) -> anyhow::Error {
+    pub fn exit_error(&mut self) -> anyhow::Error {
         match self.child.wait() {
-            Ok(status) => anyhow!("{} has ended: {status}", self.what),
+            Ok(status) => anyhow!("{} has ended: {status}", self.name),
             Err(error) => {
-                anyhow::Error::from(error).context(format!("cannot get the exit status of {}", self.what))
+                anyhow::Error::from(error).context(format!("cannot get the exit status of {}", self.name))
             }
         }
     }
@@ -141,27 +141,27 @@ impl Coworker {
     /// Stops the process by a signal, and waits for its end. Kills the process if it does not end in time.
     pub fn stop(mut self) -> anyhow::Result<()> {
         control::stop(Target::of_child(0, self.child.id())?.into_iter().collect(), GRACE)?;
-        self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.what))?;
+        self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.name))?;
         Ok(())
     }
 
     /// Closes the standard input of the process, which ends it, and waits for the end. Returns the output that the
     /// process printed meanwhile. Has no timeout: workers end within their own time limit.
-    pub fn end(mut self) -> anyhow::Result<String> {
+    pub fn close_and_wait(mut self) -> anyhow::Result<String> {
         self.stdin = None;
-        let mut said = String::new();
+        let mut output = String::new();
         // Returns when the process closes its standard output, at its end.
-        self.stdout.read_to_string(&mut said).with_context(|| format!("cannot read from {}", self.what))?;
+        self.stdout.read_to_string(&mut output).with_context(|| format!("cannot read from {}", self.name))?;
         let status =
-            self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.what))?;
+            self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.name))?;
         if !status.success() {
-            bail!("{} has ended: {status}", self.what);
+            bail!("{} has ended: {status}", self.name);
         }
-        Ok(said)
+        Ok(output)
     }
 }
 
-impl Drop for Coworker {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         running().remove(&self.child.id());
         // Both calls fail only if the process has ended and was waited for.

@@ -8,15 +8,15 @@ use halite_apps::is_without_directory;
 use halite_apps::kv::KvError;
 use halite_apps::log::LogError;
 
-use super::worker::Answer;
+use super::worker::Reply;
 use crate::output;
 
 /// Maximum wait of an operation that needs the directory.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum wait at the end of a run, when only regions remain to be removed.
-const PATIENCE_AT_END: Duration = Duration::from_secs(15);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum wait once the parent process has ended. A worker must then end within 10 s in all.
-const PATIENCE_AT_ONCE: Duration = Duration::from_secs(4);
+const ABANDONED_TIMEOUT: Duration = Duration::from_secs(4);
 /// Pause between attempts. If the directory hangs, an attempt itself takes seconds.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -67,7 +67,7 @@ impl<'a> Outage<'a> {
     /// Waits before a retry if the unavailable directory caused `error`. Returns `error` if it has another cause, or if
     /// the outage has lasted too long.
     pub(super) fn wait<E: DirectoryFault>(&mut self, error: E) -> Result<(), E> {
-        let patience = if self.is_over.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
+        let patience = if self.is_over.load(Ordering::Relaxed) { Duration::ZERO } else { WAIT_TIMEOUT };
         self.wait_for(patience, error)
     }
 
@@ -75,7 +75,7 @@ impl<'a> Outage<'a> {
         let Some(why) = error.directory_fault() else { return Err(error) };
         if self.since.is_none() {
             // The parent process reports the outage once for all workers. If it has ended, nothing reads this message.
-            let _ = output::print_json(&Answer::Waits(format!("waiting for the directory of names: {why}")));
+            let _ = output::print_json(&Reply::Waiting(format!("waiting for the directory of names: {why}")));
         }
         if self.since.get_or_insert_with(Instant::now).elapsed() > patience {
             return Err(error);
@@ -108,16 +108,16 @@ impl<'a> Outage<'a> {
 }
 
 /// Calls `attempt`, which removes a region, again during an outage. Waits for a shorter time once `is_over` is set.
-pub(super) fn remove<T, E: DirectoryFault>(
+pub(super) fn retry_removal<T, E: DirectoryFault>(
     is_over: &AtomicBool,
     mut attempt: impl FnMut() -> Result<T, E>,
 ) -> Result<T, E> {
-    let mut away = Outage::new(is_over);
+    let mut outage = Outage::new(is_over);
     loop {
-        let patience = if is_over.load(Ordering::Relaxed) { PATIENCE_AT_ONCE } else { PATIENCE_AT_END };
+        let patience = if is_over.load(Ordering::Relaxed) { ABANDONED_TIMEOUT } else { REMOVAL_TIMEOUT };
         match attempt() {
             Ok(done) => return Ok(done),
-            Err(error) => away.wait_for(patience, error)?,
+            Err(error) => outage.wait_for(patience, error)?,
         }
     }
 }
