@@ -252,6 +252,7 @@ macro_rules! conformance_cases {
                 a_batch_reaches_many_regions_in_order
                 a_batch_stops_at_its_first_error
                 an_owned_buffer_is_always_returned
+                a_buffer_works_like_other_memory
             }
             chunks {
                 every_border_between_chunks_is_seamless
