@@ -125,6 +125,7 @@ fn quotas_of(request: &Request<'_>) -> &'static [(Quota, u64)] {
         | Request::Map { .. }
         | Request::Lock { .. }
         | Request::CreateLock { .. }
+        | Request::CreateBarrier { .. }
         | Request::Barrier { .. }
         | Request::OpenSender { .. }
         | Request::RecvCalls { .. }
@@ -191,6 +192,13 @@ async fn carry_out_other(
         }
         Request::Barrier { name, participants, timeout } => {
             reply(id, &session.barrier(name, participants, timeout).await)
+        }
+        Request::CreateBarrier { name, everyone } => reply(id, &session.create_barrier(name, everyone).await),
+        Request::GrantBarrier { name, who, permissions } => {
+            reply(id, &session.grant_barrier(name, who, permissions).await)
+        }
+        Request::RevokeBarrier { name, who, permissions } => {
+            reply(id, &session.revoke_barrier(name, who, permissions).await)
         }
         Request::FreeBarrier(name) => reply(id, &session.free_barrier(name).await),
         Request::Lock { name, wait } => reply(id, &session.take_and_keep(name, wait).await),

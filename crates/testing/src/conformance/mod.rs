@@ -212,6 +212,7 @@ macro_rules! conformance_cases {
                 another_number_of_participants_is_refused
                 an_abandoned_arrival_is_not_counted
                 a_participant_that_left_is_not_counted
+                a_barrier_may_be_restricted_to_principals
             }
             watching {
                 notifications_arrive_in_order_after_their_bytes

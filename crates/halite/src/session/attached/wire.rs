@@ -179,6 +179,20 @@ pub(crate) enum Request<'a> {
         timeout: Duration,
     },
     FreeBarrier(&'a str),
+    CreateBarrier {
+        name: &'a str,
+        everyone: Permissions,
+    },
+    GrantBarrier {
+        name: &'a str,
+        who: Who,
+        permissions: Permissions,
+    },
+    RevokeBarrier {
+        name: &'a str,
+        who: Who,
+        permissions: Permissions,
+    },
     Lock {
         name: &'a str,
         wait: Wait,
