@@ -92,8 +92,9 @@ impl Connection {
         let line = self.ring.as_ref()?.memory.peek()?;
         let head = Head::unpack(line[0]);
         let is_early = head.is_some_and(|head| head.after.wrapping_sub(self.started) as i16 > 0);
-        // Otherwise the line waits until a socket message arrives, or the socket accepts replies.
-        (!is_early && self.has_room()).then_some((line, head))
+        // Otherwise the line waits until a socket message arrives, the access in progress ends, or the socket accepts
+        // replies.
+        (!is_early && !self.is_copying() && self.has_room()).then_some((line, head))
     }
 
     /// Executes all lines that can be executed now.
@@ -115,11 +116,9 @@ impl Connection {
     /// Executes the next line, or the next slice of the access in progress. Returns false if there is none.
     #[inline]
     pub(crate) fn serve_line(&mut self) -> Result<bool, Over> {
-        if self.is_copying() {
-            self.continue_copy();
-            return Ok(true);
-        }
-        let Some((line, head)) = self.next_line() else { return Ok(false) };
+        let Some((line, head)) = self.next_line() else {
+            return Ok(self.is_copying() && self.continue_copy());
+        };
         let Head { kind, slot, len, .. } = head.ok_or(Over)?;
         let (Some(ring), Some(desk)) = (&mut self.ring, &self.desk) else { return Err(Over) };
         ring.memory.take(slot).map_err(|_| Over)?;
@@ -161,6 +160,7 @@ impl Connection {
     }
 
     /// Checks an access to a buffer, and executes its first slice.
+    #[inline(never)]
     fn start_copy(&mut self, line: &Line, slot: usize, is_read: bool) {
         let (Some(ring), Some(desk)) = (&mut self.ring, &self.desk) else { return };
         let (lh, offset) = entry::handle(line);
@@ -178,10 +178,11 @@ impl Connection {
         }
     }
 
-    /// Executes the next slice of the access to a buffer that is in progress.
-    fn continue_copy(&mut self) {
-        let (Some(ring), Some(desk)) = (&mut self.ring, &self.desk) else { return };
-        let Some(copy) = &mut ring.copy else { return };
+    /// Executes the next slice of the access to a buffer that is in progress. Returns false if there is none.
+    #[inline(never)]
+    fn continue_copy(&mut self) -> bool {
+        let (Some(ring), Some(desk)) = (&mut self.ring, &self.desk) else { return false };
+        let Some(copy) = &mut ring.copy else { return false };
         let inner = &desk.embedded(Priority::High).inner;
         let (place, memory) = ((copy.offset, copy.len.min(SLOT_BYTES as u64)), (&copy.buffer, copy.at));
         let done = match copy.is_read {
@@ -193,13 +194,15 @@ impl Connection {
         if done == 0 {
             let is_partly_done = copy.is_partly_done;
             ring.copy = None;
-            return self.refuse_copy(slot, is_partly_done);
+            self.refuse_copy(slot, is_partly_done);
+            return true;
         }
         copy.is_partly_done = true;
         if copy.len == 0 {
             ring.copy = None;
             self.complete(slot, entry::reply(Status::Value, 0, &[]));
         }
+        true
     }
 
     /// Lets the client copy the bytes itself.

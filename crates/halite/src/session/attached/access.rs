@@ -90,6 +90,7 @@ impl Client {
     }
 
     /// Executes a read or write whose bytes are in a buffer that the node can access in place.
+    #[inline(never)]
     fn access_in_place(&self, lh: Lh, offset: u64, access: &mut Access<'_>) -> Result<InPlace, AccessError> {
         let (operation, mut in_place) = match access {
             Access::Read(into) => {
