@@ -106,6 +106,7 @@ pub use session::access::posted::Posted;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub use session::attached::wire::check_messages;
+pub use session::buffer::Buffer;
 pub use session::calls::{Answer, Call, Function, Mailbox, Message, PendingCall, Port, Sender, Server};
 pub use session::explain::{
     AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,

@@ -26,7 +26,11 @@
 //!
 //! The server trusts nothing in the requests. It keeps its own positions, and copies each line before its caller checks
 //! the line. So a client that writes garbage only receives wrong replies. The client trusts the server.
+//!
+//! [`buffer`] has memory beside the slots, for bytes that the server copies where the client's program keeps them.
 
+#[cfg(not(all(loom, test)))]
+pub mod buffer;
 mod memory;
 
 #[cfg(not(all(loom, test)))]

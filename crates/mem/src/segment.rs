@@ -138,6 +138,13 @@ impl Segment {
         Ok(Arc::new(segment.streaming()))
     }
 
+    /// Opens a peer's segment that forks of this process inherit.
+    pub(crate) fn open_inherited(fd: impl AsFd, len: u64) -> Result<Segment, OpenError> {
+        let segment = Segment::open_for(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
+        segment.advise(Advice::LinuxDoFork)?;
+        Ok(segment)
+    }
+
     /// Makes long copies into this segment bypass the caches of the core that makes them, because another core reads
     /// the bytes next.
     pub(crate) fn streaming(mut self) -> Segment {

@@ -15,13 +15,14 @@ use crate::ids::Principal;
 pub enum Quota {
     /// Number of attached sessions: sessions that other processes opened at the node.
     Sessions,
-    /// Memory in bytes for outstanding operations, unread notifications, and replies that the client has not received yet.
+    /// Memory in bytes for outstanding operations, unread notifications, replies that the client has not received yet, and
+    /// buffers.
     Memory,
     /// Number of outstanding operations.
     Operations,
     /// Number of operations that wait until a word changes. The node polls these words.
     Waits,
-    /// Number of handles, locks, barriers, watches, functions, ports, senders, and received but unanswered calls.
+    /// Number of handles, locks, barriers, buffers, watches, functions, ports, senders, and received but unanswered calls.
     Objects,
     /// Number of open functions and ports.
     Services,

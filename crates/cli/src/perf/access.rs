@@ -1,7 +1,7 @@
 //! Repeated reads and writes of the same bytes, compared with bare copies of the same number of bytes.
 
 use anyhow::Context;
-use halite::{Lh, Permissions, Placement, ReadOp, WriteOp, blocking};
+use halite::{Buffer, Lh, Permissions, Placement, ReadOp, WriteOp, blocking};
 
 use super::baseline::Direction;
 use super::measure::sure;
@@ -42,9 +42,11 @@ pub struct Access<const IS_WRITE: bool> {
     session: blocking::Session,
     lh: Lh,
     name: String,
-    bytes: Vec<u8>,
-    /// Bytes of the last reads, one buffer for each of the reads that start together.
-    found: Vec<Vec<u8>>,
+    bytes: Buffer,
+    /// Bytes of the last reads: of each of the reads that start together.
+    found: Buffer,
+    /// Number of reads that have filled `found`.
+    reads: usize,
 }
 
 impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
@@ -64,13 +66,14 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
             let lh = session
                 .alloc(has_server.then_some(name.as_str()), bench.size, there, Permissions::all())
                 .context("cannot create the regions")?;
-            let bytes = pattern(bench.size, thread as usize);
+            let mut bytes = session.buffer(bench.size as usize)?;
+            bytes.copy_from_slice(&pattern(bench.size, thread as usize));
             // Before a write the region holds other bytes, so that a missing write is detected.
-            let before = if IS_WRITE { inverse(&bytes) } else { bytes.clone() };
+            let before = if IS_WRITE { inverse(&bytes) } else { bytes.to_vec() };
             session.write(lh, 0, &before)?;
             let reads = if IS_WRITE { 0 } else { together(&bench.job.args) };
-            let found = vec![vec![0; bytes.len()]; reads];
-            Ok(Access { session, lh, name, bytes, found })
+            let found = session.buffer(reads * bytes.len())?;
+            Ok(Access { session, lh, name, bytes, found, reads })
         };
         (0..).zip(sessions).map(share).collect()
     }
@@ -84,17 +87,18 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
         let lh = *lh;
         let mut copier = bench.copier(if IS_WRITE { Direction::Write } else { Direction::Read })?;
         let bare = copier.as_mut().map(|copier| sure(|| copier.copy()));
-        match self.found.first_mut() {
-            Some(buffer) => timer.operations(|| Ok(session.read(lh, 0, buffer)?), bare),
-            None => timer.operations(|| Ok(session.write(lh, 0, bytes)?), bare),
+        match IS_WRITE {
+            false => timer.operations(|| Ok(session.read(lh, 0, &mut self.found)?), bare),
+            true => timer.operations(|| Ok(session.write(lh, 0, bytes)?), bare),
         }
     }
 
     /// Compares the bytes of the last reads with the expected ones. Then the server process computes a checksum of its
     /// memory, or without such a process this function reads the region.
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
-        let Access { session, lh, name, bytes, found } = self;
-        let mut errors = found.iter().filter(|found| **found != bytes).count() as u64;
+        let Access { session, lh, name, bytes, found, reads } = self;
+        let found = found.chunks(bytes.len()).take(reads);
+        let mut errors = found.filter(|found| **found != bytes[..]).count() as u64;
         errors += match &mut bench.server {
             Some(server) => {
                 let found = server.ask(&Request::Checksum { name, len: bench.size })?;
@@ -119,7 +123,8 @@ impl<const IS_WRITE: bool> Access<IS_WRITE> {
     fn together(&mut self, count: usize, timer: &Timer) -> anyhow::Result<Measured> {
         let (session, lh) = (&self.session, self.lh);
         let writes = vec![WriteOp { lh, offset: 0, from: &self.bytes }; count];
-        let mut reads: Vec<_> = self.found.iter_mut().map(|into| ReadOp { lh, offset: 0, into }).collect();
+        let mut reads: Vec<_> =
+            self.found.chunks_mut(self.bytes.len()).map(|into| ReadOp { lh, offset: 0, into }).collect();
         let mut most = 0;
         let measured = timer.overlapping(|operations| {
             let mut left = operations as usize;
@@ -134,7 +139,7 @@ impl<const IS_WRITE: bool> Access<IS_WRITE> {
             }
             Ok(())
         })?;
-        self.found.truncate(most);
+        self.reads = most.min(self.reads);
         Ok(measured)
     }
 }

@@ -3,8 +3,9 @@
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::task::{Context, Waker};
@@ -314,7 +315,7 @@ fn garbage_on_a_socket_ends_only_its_session() {
 }
 
 /// Version of the protocol of sessions.
-const VERSION: u16 = 8;
+const VERSION: u16 = 9;
 
 /// A socket that blocks its last closer for minutes, because its peer does not read.
 fn lingering_socket() -> (TcpListener, TcpStream) {
@@ -447,5 +448,81 @@ fn garbage_in_shared_memory_ends_only_its_session() {
     let mut read = vec![0; content.len()];
     polite.read(lh, 0, &mut read).unwrap();
     assert!(read == content);
+    scratch.ok("down");
+}
+
+/// Returns the address range of each mapping of this process with this name.
+fn mapped(name: &str) -> Vec<Range<u64>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let range = |line: &str| {
+        let (begin, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        u64::from_str_radix(begin, 16).unwrap()..u64::from_str_radix(end, 16).unwrap()
+    };
+    maps.lines().filter(|line| line.contains(name)).map(range).collect()
+}
+
+/// A client that changes the memory which its own session shares with the node.
+#[test]
+fn a_node_refuses_accesses_outside_of_a_buffer() {
+    const LEN: usize = 100_000;
+    let scratch = Scratch::new("buffers");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let polite = Session::attach(scratch.cluster()).unwrap();
+    let theirs = polite.alloc(None, LEN as u64, Placement::Local, Permissions::all()).unwrap();
+    let others: Vec<_> = ["halite-requests", "halite-replies"].map(mapped).into();
+    let session = Session::attach(scratch.cluster()).unwrap();
+    let lh = session.alloc(None, LEN as u64, Placement::Local, Permissions::all()).unwrap();
+    let mut buffer = session.buffer(LEN).unwrap();
+    buffer.fill(7);
+    session.write(lh, 0, &buffer).unwrap();
+
+    // The line of that write is the last one with its kind.
+    let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+    let own =
+        |name, index: usize| mapped(name).into_iter().find(|range| !others[index].contains(range)).unwrap();
+    let (requests, replies) = (own("halite-requests", 0).start, own("halite-replies", 1).start);
+    let word = |at: u64| {
+        let mut word = [0; 8];
+        memory.read_exact_at(&mut word, at).unwrap();
+        u64::from_le_bytes(word)
+    };
+    let last = (1..=32).rev().find(|line| word(requests + 64 * line) >> 16 & 0xFF == 7).unwrap();
+    let line: Vec<u64> = (0..8).map(|at| word(requests + 64 * last + 8 * at)).collect();
+    let [id, at, len] = [line[4], line[5], line[6]];
+    assert_eq!((at, len), (0, LEN as u64));
+
+    let (max, end) = (u64::MAX, LEN as u64);
+    let wrong = [
+        [id, end, 1],
+        [id, 1, end],
+        [id, 0, 0],
+        [id, max, 1],
+        [id, 1, max],
+        [id, max, max],
+        [id, 0, 1 << 63],
+        [id ^ 1, 0, 8],
+        [0, 0, 8],
+    ];
+    for (slot, words) in (20..).zip(wrong) {
+        let mut line = line.clone();
+        // Behind the next line, which the session itself writes.
+        let place = last + 2 + slot - 20;
+        assert!(place <= 32, "the session has used few lines");
+        line[0] = line[0] & !(0xFF << 24) | slot << 24;
+        // Reads and writes.
+        line[0] ^= (slot & 1) << 16;
+        line[4..7].copy_from_slice(&words);
+        let line: Vec<u8> = line.into_iter().flat_map(u64::to_le_bytes).collect();
+        memory.write_all_at(&line, requests + 64 * place).unwrap();
+    }
+    assert_eq!(session.len(lh).unwrap(), LEN as u64);
+    for slot in 20..20 + wrong.len() as u64 {
+        let reply = replies + 64 * (1 + slot);
+        eventually(|| word(reply) & 0xFFFF == 1);
+        // The status of a reply with a body, which refuses the access.
+        assert_eq!((word(reply) >> 16 & 0xFF, word(reply + 8) & 0xFFFF), (2, 1), "slot {slot}");
+    }
+    assert!(buffer.iter().all(|byte| *byte == 7));
+    polite.write(theirs, 0, &buffer).unwrap();
     scratch.ok("down");
 }

@@ -5,7 +5,7 @@ mod ring;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -66,8 +66,6 @@ pub(super) struct Connection {
     charged: usize,
     /// Memory shared with the client; `None` before the client attaches, and if no memory could be shared.
     ring: Option<Ring>,
-    /// Descriptors of that memory, until the node sends them with its hello.
-    fds: Option<[OwnedFd; 2]>,
     /// Number of socket messages whose requests were started, modulo 2^16.
     started: u16,
     /// Received bytes of an incomplete message, or of messages that wait because of a bound.
@@ -76,7 +74,7 @@ pub(super) struct Connection {
     announced: usize,
     /// Number of bytes of a refused request that have not arrived yet. The node discards them.
     skipped: usize,
-    output: VecDeque<Vec<u8>>,
+    output: VecDeque<Outgoing>,
     /// Number of bytes of the first message in `output` that were sent.
     sent: usize,
     /// Length of `output`, in bytes.
@@ -99,6 +97,12 @@ pub(super) struct Connection {
     interest: epoll::EventFlags,
 }
 
+/// A message to the client, and the descriptors that go with it.
+struct Outgoing {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
 struct Operation {
     future: Pin<Box<dyn Future<Output = Option<Vec<u8>>>>>,
     waker: Waker,
@@ -118,7 +122,6 @@ impl Connection {
             account: None,
             charged: 0,
             ring: None,
-            fds: None,
             started: 0,
             input: Vec::new(),
             announced: 0,
@@ -239,6 +242,7 @@ impl Connection {
 
     /// Answers the hello of a client. Returns the answer if the client has a session.
     pub(super) fn greet(&mut self, answer: Result<(Welcome, Desk), Refusal>) -> Option<Welcome> {
+        let mut hello_fds = Vec::new();
         let answer = answer.map(|(mut welcome, desk)| {
             // Without memory, descriptors or room in the quota, the client uses the socket only.
             let made = match desk.account.admit(Quota::Memory, RING_BYTES) {
@@ -250,7 +254,8 @@ impl Connection {
             match made {
                 Ok((ring, fds)) => {
                     desk.account.change(Quota::Memory, 0, RING_BYTES);
-                    (self.ring, self.fds) = (Some(ring), Some(fds));
+                    self.ring = Some(ring);
+                    hello_fds.extend(fds);
                 }
                 Err(reason) => welcome.socket_reason = Some(reason),
             }
@@ -260,7 +265,7 @@ impl Connection {
         });
         self.is_refused = answer.is_err();
         let encoded = postcard::to_stdvec(&answer).expect("numbers and texts can be encoded");
-        self.queue(wire::hello_message(&encoded));
+        self.queue_with(wire::hello_message(&encoded), hello_fds);
         answer.ok()
     }
 
@@ -305,6 +310,7 @@ impl Connection {
         // The client wrote the lines in front of each message before it sent the message.
         self.drain_ring()?;
         while self.has_room()
+            && !self.is_copying()
             && let Some((id, len)) = wire::peek(&input[at..]).map_err(|_| Over)?
         {
             if at > 0 && Instant::now() >= until {
@@ -342,6 +348,8 @@ impl Connection {
             self.drain_ring()?;
         }
         self.waits_for_room = !self.has_room();
+        // The messages behind an access in progress wait for it.
+        self.wants_turn |= self.is_copying();
         self.input = input;
         self.input.drain(..at);
         if self.input.is_empty() {
@@ -416,9 +424,13 @@ impl Connection {
 
     /// Sends the reply to a request the way the request came: through shared memory or the socket.
     fn answer(&mut self, request: u64, message: Vec<u8>) {
-        match slot_of(request) {
-            Some(slot) => self.answer_slot(slot, message),
-            None => self.queue(message),
+        let fd = self.desk.as_ref().and_then(|desk| desk.take_fd());
+        match (slot_of(request), fd) {
+            (Some(slot), None) => self.answer_slot(slot, message),
+            (slot, fd) => {
+                self.queue_with(message, fd.into_iter().collect());
+                slot.into_iter().for_each(|slot| self.announce_message(slot));
+            }
         }
     }
 
@@ -428,21 +440,25 @@ impl Connection {
     }
 
     fn queue(&mut self, message: Vec<u8>) {
+        self.queue_with(message, Vec::new());
+    }
+
+    fn queue_with(&mut self, message: Vec<u8>, fds: Vec<OwnedFd>) {
         self.counts[1] += u64::from(wire::refusal_of(&message[wire::HEADER_BYTES..]).is_some());
         self.unsent += message.len();
-        self.output.push_back(message);
+        self.output.push_back(Outgoing { bytes: message, fds });
         self.charge();
     }
 
     /// Sends the bytes that the socket accepts, at most those of one turn.
     pub(super) fn flush(&mut self) -> Result<(), Over> {
         let mut sent_in_turn = 0;
-        while let Some(first) = self.output.front()
+        while let Some(first) = self.output.front_mut()
             && sent_in_turn < SENT_MAX
         {
-            match send(&self.socket, &first[self.sent..], self.fds.as_ref()) {
+            match send(&self.socket, &first.bytes[self.sent..], &first.fds) {
                 Ok(count) => {
-                    self.fds = None;
+                    first.fds = Vec::new();
                     self.sent += count;
                     sent_in_turn += count;
                 }
@@ -450,8 +466,8 @@ impl Connection {
                 Err(Errno::AGAIN) => break,
                 Err(_) => return Err(Over),
             }
-            if self.sent == first.len() {
-                self.unsent -= first.len();
+            if self.sent == first.bytes.len() {
+                self.unsent -= first.bytes.len();
                 self.sent = 0;
                 self.output.pop_front();
             }
@@ -493,11 +509,13 @@ impl Drop for Connection {
 }
 
 /// Sends bytes, with descriptors if there are any.
-fn send(stream: &Socket, bytes: &[u8], fds: Option<&[OwnedFd; 2]>) -> Result<usize, Errno> {
-    let Some(fds) = fds else { return rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) };
+fn send(stream: &Socket, bytes: &[u8], fds: &[OwnedFd]) -> Result<usize, Errno> {
+    if fds.is_empty() {
+        return rustix::net::send(stream, bytes, SendFlags::NOSIGNAL);
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = fds.each_ref().map(AsFd::as_fd);
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "the buffer has space for two descriptors");
     rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }

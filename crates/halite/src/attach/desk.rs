@@ -2,14 +2,18 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use halite_mem::Window;
+use halite_mem::exchange::buffer;
 use halite_tier::qos::Priority;
 use halite_tier::quota::{Quota, QuotaExceeded};
 
 use super::buffers::Buffers;
 use super::connection::SHARE_BYTES;
+use crate::error::RegionCause;
 use crate::metrics::Account;
 use crate::session::calls::{Call, Mailbox, Sender, Server};
 use crate::session::watch::{NOTIFICATIONS_MAX, Watch};
@@ -18,8 +22,18 @@ use crate::session::{Embedded, Kind, Session};
 /// Maximum number of objects of a client: watches, servers, ports, senders, and calls that are not answered.
 const OBJECTS_MAX: usize = 65_536;
 
+/// Maximum number of buffers of a client. Each is a mapping of this node, and their number is limited.
+const BUFFERS_MAX: usize = 16;
+/// Bit of the ids of buffers, which are random.
+const RANDOM_ID: u64 = 1 << 63;
+
 /// Memory that the unread notifications of a watch may use, in bytes.
 pub(super) const WATCH_BYTES: u64 = NOTIFICATIONS_MAX as u64 * 256;
+
+/// Returns the size in bytes of a buffer of `len` bytes in the account: its pages, and its tables in the kernel.
+fn buffer_bytes(len: u64) -> u64 {
+    len.saturating_add(2 * 4096 - 1) & !4095
+}
 
 pub(super) struct Desk {
     session: Session,
@@ -29,13 +43,18 @@ pub(super) struct Desk {
     pub(super) is_owner: bool,
     /// Resource use of the principal in all its sessions.
     pub(super) account: Arc<Account>,
-    pub(super) buffers: Buffers,
+    pub(super) spares: Buffers,
     /// Number of objects and handles of this session that the account includes.
     counted: Cell<u64>,
     /// Number of functions and ports of this session.
     services: Cell<u64>,
     /// Number of watches of this session.
     watches: Cell<u64>,
+    /// Number of buffers of this session, and their size in bytes.
+    buffers: Cell<(usize, u64)>,
+    /// A descriptor that belongs to the reply that follows, and the number of descriptors so far.
+    fd: RefCell<Option<OwnedFd>>,
+    fds: Cell<u64>,
     objects: RefCell<BTreeMap<u64, Object>>,
     next: Cell<u64>,
 }
@@ -43,6 +62,7 @@ pub(super) struct Desk {
 /// An object that requests refer to by its id. A request in progress keeps its object alive.
 #[derive(Clone)]
 pub(super) enum Object {
+    Buffer(Window),
     Watch(Rc<Watch>),
     Server(Rc<Server>),
     Mailbox(Rc<Mailbox>),
@@ -58,13 +78,28 @@ impl Object {
 }
 
 impl Desk {
-    pub(super) fn new(session: Embedded, is_owner: bool, account: Arc<Account>, buffers: Buffers) -> Desk {
+    pub(super) fn new(session: Embedded, is_owner: bool, account: Arc<Account>, spares: Buffers) -> Desk {
         let (objects, next) = (RefCell::default(), Cell::new(0));
         let (counted, services, watches) = (Cell::new(0), Cell::new(0), Cell::new(0));
         account.change(Quota::Sessions, 0, 1);
         let low = Embedded { priority: Priority::Low, ..session.clone() }.into();
         let session = session.into();
-        Desk { session, low, is_owner, account, buffers, counted, services, watches, objects, next }
+        let (buffers, fd, fds) = (Cell::default(), RefCell::default(), Cell::default());
+        Desk {
+            session,
+            low,
+            is_owner,
+            account,
+            spares,
+            counted,
+            services,
+            watches,
+            buffers,
+            fd,
+            fds,
+            objects,
+            next,
+        }
     }
 
     /// Reserves room in a quota for the object that a request creates, until the request ends.
@@ -113,18 +148,58 @@ impl Desk {
 
     /// Stores an object and returns its id. Returns `None` if the client has too many objects.
     pub(super) fn keep(&self, object: Object) -> Option<u64> {
-        let mut objects = self.objects.borrow_mut();
-        if objects.len() >= OBJECTS_MAX {
-            return None;
-        }
         let id = self.next.get();
         self.next.set(id + 1);
+        self.keep_as(id, object)
+    }
+
+    /// Creates a buffer. Returns its id, and the number of its descriptor, which goes with the reply.
+    ///
+    /// The id is random, so that the client can end a buffer only after it has received the reply. Descriptors that were
+    /// sent and not received count against a limit of the node's user, and so each session has few of them.
+    pub(super) fn open_buffer(&self, len: u64) -> Result<(u64, u64), RegionCause> {
+        if self.buffers.get().0 >= BUFFERS_MAX {
+            return Err(RegionCause::TableFull(
+                "the session already has 16 buffers, the maximum; drop one, or use parts of a longer one",
+            ));
+        }
+        self.account.admit(Quota::Memory, buffer_bytes(len)).map_err(RegionCause::Quota)?;
+        let inner = &self.embedded(Priority::High).inner;
+        let memory =
+            |_| RegionCause::OutOfMemory { node: self.session(Priority::High).node(), wanted: len, given: 0 };
+        let (window, fd) = buffer::create(len).map_err(memory)?;
+        let id = inner.driver.env().random() | RANDOM_ID;
+        self.keep_as(id, Object::Buffer(window))
+            .ok_or(RegionCause::TableFull("the session has too many objects"))?;
+        *self.fd.borrow_mut() = Some(fd);
+        Ok((id, self.fds.replace(self.fds.get() + 1)))
+    }
+
+    /// Takes the descriptor that belongs to the reply that was just made.
+    pub(super) fn take_fd(&self) -> Option<OwnedFd> {
+        self.fd.borrow_mut().take()
+    }
+
+    fn change_buffers(&self, add: i8, len: u64) {
+        let ((count, bytes), len) = (self.buffers.get(), buffer_bytes(len));
+        let (count, total) = if add > 0 { (count + 1, bytes + len) } else { (count - 1, bytes - len) };
+        self.account.change(Quota::Memory, bytes, total);
+        self.buffers.set((count, total));
+    }
+
+    fn keep_as(&self, id: u64, object: Object) -> Option<u64> {
+        let mut objects = self.objects.borrow_mut();
+        if objects.len() >= OBJECTS_MAX || objects.contains_key(&id) {
+            return None;
+        }
         if object.is_service() {
             self.services.set(self.services.get() + 1);
             self.account.change(Quota::Services, 0, 1);
         } else if matches!(object, Object::Watch(_)) {
             self.watches.set(self.watches.get() + 1);
             self.account.change(Quota::Memory, 0, WATCH_BYTES);
+        } else if let Object::Buffer(window) = &object {
+            self.change_buffers(1, window.len());
         }
         objects.insert(id, object);
         Some(id)
@@ -140,8 +215,17 @@ impl Desk {
         } else if matches!(ended, Some(Object::Watch(_))) {
             self.watches.set(self.watches.get() - 1);
             self.account.change(Quota::Memory, WATCH_BYTES, 0);
+        } else if let Some(Object::Buffer(window)) = &ended {
+            self.change_buffers(-1, window.len());
         }
         drop(ended);
+    }
+
+    pub(super) fn buffer(&self, id: u64) -> Option<Window> {
+        match self.objects.borrow().get(&id)? {
+            Object::Buffer(window) => Some(window.clone()),
+            _ => None,
+        }
     }
 
     pub(super) fn watch(&self, id: u64) -> Option<Rc<Watch>> {
@@ -182,7 +266,7 @@ impl Desk {
         match object {
             Object::Server(server) => server.close(),
             Object::Mailbox(mailbox) => mailbox.close(),
-            Object::Watch(_) | Object::Sender(_) | Object::Call(_) => return None,
+            Object::Buffer(_) | Object::Watch(_) | Object::Sender(_) | Object::Call(_) => return None,
         }
         Some(())
     }
@@ -248,6 +332,6 @@ impl Drop for Desk {
         self.account.change(Quota::Sessions, 1, 0);
         self.account.change(Quota::Objects, self.counted.get(), 0);
         self.account.change(Quota::Services, self.services.get(), 0);
-        self.account.change(Quota::Memory, self.watches.get() * WATCH_BYTES, 0);
+        self.account.change(Quota::Memory, self.watches.get() * WATCH_BYTES + self.buffers.get().1, 0);
     }
 }

@@ -15,6 +15,7 @@ use crate::error::{
     ReplyError, ServeError,
 };
 use crate::rpc::ServeOptions;
+use crate::session::attached::buffers::object;
 use crate::session::attached::wire::{self, BATCH_MAX, Request, SLICE_BYTES};
 use crate::session::calls::served::Received;
 use crate::session::calls::{Call, Function, Message, Port};
@@ -35,7 +36,7 @@ const CALLERS_MAX: usize = 4096;
 /// Executes a request, and returns the reply. Returns `None` if the request is malformed; the connection then ends.
 pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<Vec<u8>> {
     let reply = carry_out_body(&desk, id, &body).await;
-    desk.buffers.give_back(body);
+    desk.spares.give_back(body);
     reply
 }
 
@@ -70,7 +71,7 @@ fn slice(len: usize) -> Option<()> {
 async fn read(desk: &Desk, session: &Session, id: u64, lh: Lh, offset: u64, len: u32) -> Option<Vec<u8>> {
     slice(len as usize)?;
     let head = wire::message(id, &Ok::<(), AccessError>(()), &[]);
-    let mut message = desk.buffers.take(head.len() + len as usize);
+    let mut message = desk.spares.take(head.len() + len as usize);
     message.extend_from_slice(&head);
     let begin = message.len();
     message.resize(begin + len as usize, 0);
@@ -124,10 +125,12 @@ fn quotas_of(request: &Request<'_>) -> &'static [(Quota, u64)] {
         | Request::Map { .. }
         | Request::Lock { .. }
         | Request::CreateLock { .. }
+        | Request::CreateBarrier { .. }
         | Request::Barrier { .. }
         | Request::OpenSender { .. }
         | Request::RecvCalls { .. }
         | Request::TryRecvCall(_) => &[(Quota::Objects, 1)],
+        Request::Buffer(_) => &[(Quota::Objects, 1)],
         Request::Watch(_) => &[(Quota::Objects, 1), (Quota::Memory, WATCH_BYTES)],
         Request::WaitWord { .. } => &[(Quota::Waits, 1)],
         _ => &[],
@@ -189,6 +192,13 @@ async fn carry_out_other(
         }
         Request::Barrier { name, participants, timeout } => {
             reply(id, &session.barrier(name, participants, timeout).await)
+        }
+        Request::CreateBarrier { name, everyone } => reply(id, &session.create_barrier(name, everyone).await),
+        Request::GrantBarrier { name, who, permissions } => {
+            reply(id, &session.grant_barrier(name, who, permissions).await)
+        }
+        Request::RevokeBarrier { name, who, permissions } => {
+            reply(id, &session.revoke_barrier(name, who, permissions).await)
         }
         Request::FreeBarrier(name) => reply(id, &session.free_barrier(name).await),
         Request::Lock { name, wait } => reply(id, &session.take_and_keep(name, wait).await),
@@ -274,6 +284,13 @@ async fn calls(
         Request::Send { node, port, waits: true } => reply(id, &session.send(node, Port(port), data).await),
         Request::Send { node, port, waits: false } => {
             reply(id, &session.try_send(node, Port(port), data).await)
+        }
+        Request::Buffer(len) => {
+            let failed = |cause| RegionError { operation: "allocate", object: object(len), cause };
+            match desk.open_buffer(len) {
+                Err(RegionCause::Quota(exceeded)) => wire::refused(id, exceeded),
+                opened => reply(id, &opened.map_err(failed)),
+            }
         }
         Request::Watch(lh) => match session.watch(lh).await {
             Ok(watch) => opened(desk, id, Object::Watch(Rc::new(watch)))?,

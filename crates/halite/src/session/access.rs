@@ -191,6 +191,11 @@ impl Inner {
         if self.owns(lh) { self.path.write_from(self.id, lh.slot, place, from).ok() } else { None }
     }
 
+    /// Returns true if this session may execute an access to the whole range now.
+    pub(crate) fn may_access(&self, lh: Lh, wanted: Permissions, offset: u64, len: u64) -> bool {
+        self.owns(lh) && self.path.check(self.id, lh.slot, wanted, offset, len).is_ok()
+    }
+
     #[inline]
     pub(crate) async fn read_all(
         &self,

@@ -12,7 +12,8 @@ use halite_tier::permissions::Permissions;
 use crate::error::{BarrierCause, BarrierError, RegionCause};
 use crate::runtime::locks::{lock, ranked};
 use crate::session::attached::wire::Request;
-use crate::session::{CommandFuture, Embedded, Lh, Session, check_name, embedded};
+use crate::session::lock::Master;
+use crate::session::{CommandFuture, Embedded, Lh, Session, Who, check_name, embedded};
 
 ranked! {
     BTreeMap<Box<str>, Lh> => SessionBarriers;
@@ -21,7 +22,8 @@ ranked! {
 /// Handles of the regions of the barriers that a session has used.
 pub(crate) type Barriers = Mutex<BTreeMap<Box<str>, Lh>>;
 
-/// Barriers. A barrier is created by its first participant and may be used any number of times.
+/// Barriers. A barrier is created by its first participant and may be used any number of times. Participants are sessions
+/// of any principal, unless [`Session::create_barrier`] creates it first.
 impl Session {
     /// Waits until `participants` sessions wait at the barrier `name`. Returns how many times the barrier has been
     /// passed so far, including this time.
@@ -64,6 +66,52 @@ impl Session {
         }
     }
 
+    /// Creates a barrier that `everyone` may enter only if the permissions contain [`Permissions::ATOMIC`]. A barrier that
+    /// [`Session::barrier`] creates lets every principal enter.
+    pub async fn create_barrier(&self, name: &str, everyone: Permissions) -> Result<(), BarrierError> {
+        let failed = |cause| BarrierError { name: name.to_owned(), cause };
+        let session = embedded!(self, client => {
+            client.ask(&Request::CreateBarrier { name, everyone }, |gone| failed(gone.into())).await
+        });
+        check_name(name).map_err(|cause| failed(cause.into()))?;
+        let made = session.anchor(Service::Barrier, name, everyone).await;
+        session.remember_barrier(name, made.map_err(|cause| failed(cause.into()))?);
+        Ok(())
+    }
+
+    /// Lets `who` enter a barrier, if `permissions` contains [`Permissions::ATOMIC`]. Needs [`Permissions::MASTER`],
+    /// which the creator of the barrier has.
+    pub async fn grant_barrier(
+        &self,
+        name: &str,
+        who: Who,
+        permissions: Permissions,
+    ) -> Result<(), BarrierError> {
+        let failed = |cause| BarrierError { name: name.to_owned(), cause };
+        let session = embedded!(self, client => {
+            let request = Request::GrantBarrier { name, who, permissions };
+            client.ask(&request, |gone| failed(gone.into())).await
+        });
+        let master = session.barrier_master(name).await.map_err(failed)?;
+        self.grant(master.lh, who, permissions).await.map_err(|error| failed(error.cause.into()))
+    }
+
+    /// Revokes permissions for a barrier. Needs [`Permissions::MASTER`].
+    pub async fn revoke_barrier(
+        &self,
+        name: &str,
+        who: Who,
+        permissions: Permissions,
+    ) -> Result<(), BarrierError> {
+        let failed = |cause| BarrierError { name: name.to_owned(), cause };
+        let session = embedded!(self, client => {
+            let request = Request::RevokeBarrier { name, who, permissions };
+            client.ask(&request, |gone| failed(gone.into())).await
+        });
+        let master = session.barrier_master(name).await.map_err(failed)?;
+        self.revoke(master.lh, who, permissions).await.map_err(|error| failed(error.cause.into()))
+    }
+
     /// Frees a barrier's memory (64 bytes) and its name; the next participant creates a new barrier. Needs
     /// [`Permissions::MASTER`], which the first participant has.
     pub async fn free_barrier(&self, name: &str) -> Result<(), BarrierError> {
@@ -71,9 +119,7 @@ impl Session {
         let session = embedded!(self, client => {
             client.ask(&Request::FreeBarrier(name), |gone| failed(gone.into())).await
         });
-        check_name(name).map_err(|cause| failed(cause.into()))?;
-        let master =
-            session.open_master(Service::Barrier, name).await.map_err(|cause| failed(cause.into()))?;
+        let master = session.barrier_master(name).await.map_err(failed)?;
         let freed = self.free(master.lh).await;
         let known = lock(&session.inner.barriers).remove(name);
         if let Some(lh) = known {
@@ -93,12 +139,21 @@ impl Embedded {
             return Ok(lh);
         }
         let lh = self.open(Service::Barrier, name, Permissions::ATOMIC).await?;
+        self.remember_barrier(name, lh);
+        Ok(lh)
+    }
+
+    fn remember_barrier(&self, name: &str, lh: Lh) {
         let other = lock(&self.inner.barriers).insert(name.into(), lh);
         // Another thread of this session may have opened it first; both handles are valid, and one is enough.
         if let Some(other) = other {
             self.forget(other);
         }
-        Ok(lh)
+    }
+
+    async fn barrier_master(&self, name: &str) -> Result<Master, BarrierCause> {
+        check_name(name)?;
+        Ok(self.open_master(Service::Barrier, name).await?)
     }
 
     fn forget_barrier(&self, name: &str, lh: Lh) {

@@ -410,7 +410,12 @@ impl Embedded {
         Ok(Master { session: self.clone(), lh })
     }
 
-    async fn anchor(&self, service: Service, name: &str, everyone: Permissions) -> Result<Lh, RegionCause> {
+    pub(crate) async fn anchor(
+        &self,
+        service: Service,
+        name: &str,
+        everyone: Permissions,
+    ) -> Result<Lh, RegionCause> {
         self.mapped(Command::Anchor { service, name: name.to_owned(), everyone }).await
     }
 

@@ -19,6 +19,7 @@ mod atomic;
 pub(crate) mod attached;
 mod barrier;
 pub mod blocking;
+pub(crate) mod buffer;
 pub mod calls;
 pub(crate) mod explain;
 pub(crate) mod lock;

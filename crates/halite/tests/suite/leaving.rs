@@ -127,6 +127,9 @@ fn operations(held: &mut SessionObjects) -> Vec<(&'static str, String)> {
         ("free_lock", result_text(s.free_lock("till"))),
         ("barrier", result_text(s.barrier("gate", 2, LONG))),
         ("new barrier", result_text(s.barrier("new", 2, LONG))),
+        ("create_barrier", result_text(s.create_barrier("newer", ALL))),
+        ("grant_barrier", result_text(s.grant_barrier("gate", everyone(), ALL))),
+        ("revoke_barrier", result_text(s.revoke_barrier("gate", everyone(), ALL))),
         ("free_barrier", result_text(s.free_barrier("gate"))),
     ]
 }

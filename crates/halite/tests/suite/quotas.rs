@@ -185,3 +185,43 @@ fn quotas_hold_for_requests_through_shared_memory() {
     assert_eq!(refused(b""), CallCause::Quota(max));
     drop((long, short));
 }
+
+#[test]
+fn buffers_count_in_the_quota_of_memory() {
+    let dir = Dir::new();
+    let ring = 2 << 20;
+    let Some(node) = open(&dir, Amounts::UNLIMITED.with(Quota::Memory, ring + (512 << 10))) else { return };
+    let own = node.blocking_session();
+    let used = || {
+        let principals = own.principals().unwrap();
+        principals.iter().find(|of| of.principal == "nobody").map_or(0, |of| of.used.of(Quota::Memory))
+    };
+    let session = attach_as_other(dir.path()).unwrap();
+    let buffer = session.buffer(300 << 10).unwrap();
+    let refused = session.buffer(300 << 10).unwrap_err();
+    let QuotaExceeded { quota, asked, .. } = match refused.cause {
+        RegionCause::Quota(exceeded) => exceeded,
+        other => panic!("{other}"),
+    };
+    assert_eq!(quota, Quota::Memory);
+    assert!((300 << 10..=310 << 10).contains(&asked), "{asked}");
+    assert!(session.buffer(usize::MAX).is_err());
+    drop(buffer);
+    let small: Vec<_> = (0..16).map(|_| session.buffer(100).unwrap()).collect();
+    let refused = session.buffer(100).unwrap_err().to_string();
+    assert!(refused.contains("already has 16 buffers"), "{refused}");
+    drop(small);
+    session.buffer(300 << 10).unwrap();
+
+    // The future of a request may be dropped; the buffer is then returned.
+    for _ in 0..20 {
+        let mut asked = Box::pin(session.as_async().buffer(300 << 10));
+        let _ = asked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+    let kept = until(|| session.buffer(300 << 10).ok());
+    // A buffer keeps its session.
+    drop(session);
+    assert!(used() > ring + (300 << 10));
+    drop(kept);
+    until(|| (used() == 0).then_some(()));
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use halite::BarrierCause;
+use halite::{BarrierCause, Permissions, RegionCause, Who};
 
 use super::cluster::{Cluster, Harness, eventually};
 use super::refused;
@@ -144,4 +144,30 @@ pub fn a_participant_that_left_is_not_counted(h: &dyn Harness) {
     cluster.leave(2);
     assert!(block_on(&leaving, waiting).is_err(), "the node has left");
     refused!(other.barrier("pier", 2, SHORT), BarrierCause::Timeout);
+}
+
+/// Expects that a principal can enter the barrier only between the grant and the revoke, and that a refused participant
+/// does not count.
+pub fn a_barrier_may_be_restricted_to_principals(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let (ada, bob) = (cluster.session(0), cluster.session(1));
+    ada.create_barrier("door", Permissions::empty()).unwrap();
+    refused!(ada.create_barrier("door", Permissions::ATOMIC), BarrierCause::Region(RegionCause::NameTaken));
+    let bob_is_denied = || {
+        let cause = bob.barrier("door", 1, LONG).unwrap_err().cause;
+        assert_eq!(
+            cause,
+            BarrierCause::Region(RegionCause::PermissionDenied { missing: Permissions::ATOMIC })
+        );
+    };
+    bob_is_denied();
+    refused!(bob.grant_barrier("door", Who::Everyone, Permissions::ATOMIC), BarrierCause::Region(_));
+    refused!(ada.barrier("door", 2, SHORT), BarrierCause::Timeout);
+    let to_bob = || Who::Principal("bob".into());
+    ada.grant_barrier("door", to_bob(), Permissions::ATOMIC).unwrap();
+    assert_eq!(bob.barrier("door", 1, LONG), Ok(1));
+    ada.revoke_barrier("door", to_bob(), Permissions::ATOMIC).unwrap();
+    bob_is_denied();
+    refused!(bob.free_barrier("door"), BarrierCause::Region(_));
+    assert_eq!(ada.barrier("door", 1, LONG), Ok(2));
 }

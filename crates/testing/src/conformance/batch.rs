@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
-use halite::{AccessCause, Placement, ReadOp, WriteOp};
+use halite::{AccessCause, NodeId, Permissions, Placement, ReadOp, WriteOp};
 
 use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
 use super::refused;
@@ -127,4 +127,51 @@ pub fn an_owned_buffer_is_always_returned(h: &dyn Harness) {
     let (bytes, result) = session.read_owned(lh, 1, bytes);
     refused!(result, AccessCause::OutOfRange { .. });
     assert_eq!(bytes, pattern(100, 1));
+}
+
+/// Expects that accesses with a session's own buffers have the results of accesses with other memory.
+pub fn a_buffer_works_like_other_memory(h: &dyn Harness) {
+    const LEN: usize = 300_000;
+    let cluster = Cluster::new(h, 2);
+    let session = cluster.session(0);
+    let bytes = pattern(LEN as u64, 1);
+    for home in [NodeId(0), NodeId(1)] {
+        let lh = session.alloc(None, LEN as u64, Placement::On(home), Permissions::all()).unwrap();
+        let mut buffer = session.buffer(LEN + 10).unwrap();
+        assert!(buffer.iter().all(|byte| *byte == 0));
+        buffer[10..].copy_from_slice(&bytes);
+        session.write(lh, 0, &buffer[10..]).unwrap();
+        assert!(contents(&session, lh) == bytes);
+
+        // A part of the region into a part of the buffer.
+        session.read(lh, 1000, &mut buffer[..200_000]).unwrap();
+        assert!(buffer[..200_000] == bytes[1000..201_000] && buffer[200_000..] == bytes[199_990..]);
+        for part in [1..1, 2..3, 4..12, 100..157, 1000..70_000] {
+            session.write(lh, 5, &buffer[part.clone()]).unwrap();
+            let mut read = vec![0; part.len()];
+            session.read(lh, 5, &mut read).unwrap();
+            assert_eq!(read, buffer[part]);
+        }
+
+        // A refused access changes nothing.
+        buffer.fill(7);
+        let before = contents(&session, lh);
+        refused!(session.write(lh, 100_000, &buffer[..LEN]), AccessCause::OutOfRange { .. });
+        refused!(session.read(lh, u64::MAX - 10, &mut buffer[..100]), AccessCause::Overflow);
+        assert!(contents(&session, lh) == before && buffer.iter().all(|byte| *byte == 7));
+        session.free(lh).unwrap();
+        refused!(session.read(lh, 0, &mut buffer[..100]), AccessCause::Stale);
+
+        // A posted access owns the buffer.
+        let lh = session.alloc(None, LEN as u64, Placement::On(home), Permissions::all()).unwrap();
+        let (buffer, written) = session.post_write(lh, 0, buffer).wait();
+        refused!(written, AccessCause::OutOfRange { .. });
+        session.write(lh, 1, &buffer[..200]).unwrap();
+        let (read, done) = session.post_read(lh, 0, session.buffer(100).unwrap()).wait();
+        done.unwrap();
+        assert_eq!(read[..2], [0, 7]);
+        drop(buffer);
+        session.free(lh).unwrap();
+    }
+    assert!(session.buffer(0).unwrap().is_empty());
 }

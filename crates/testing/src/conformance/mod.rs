@@ -212,6 +212,7 @@ macro_rules! conformance_cases {
                 another_number_of_participants_is_refused
                 an_abandoned_arrival_is_not_counted
                 a_participant_that_left_is_not_counted
+                a_barrier_may_be_restricted_to_principals
             }
             watching {
                 notifications_arrive_in_order_after_their_bytes
@@ -252,6 +253,7 @@ macro_rules! conformance_cases {
                 a_batch_reaches_many_regions_in_order
                 a_batch_stops_at_its_first_error
                 an_owned_buffer_is_always_returned
+                a_buffer_works_like_other_memory
             }
             chunks {
                 every_border_between_chunks_is_seamless

@@ -7,11 +7,11 @@ use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
 use halite::{
-    AccessError, AllocOptions, Answer, BarrierError, BatchError, Call, CallError, CopyError, Function, Lh,
-    ListedRegions, LockError, LostRegion, Message, NamedCallError, NamedServer, NodeId, NodeStatus,
-    Notification, NotifyError, PeerExplained, Permissions, Placement, Port, Reach, ReadOp, RegionError,
-    RegionExplained, RegionInfo, ReplyError, SendError, ServeError, ServeOptions, SwapOp, Who, WriteOp,
-    blocking,
+    AccessError, AllocOptions, Answer, BarrierError, BatchError, Buffer, Call, CallError, CopyError,
+    Function, Lh, ListedRegions, LockError, LostRegion, Message, NamedCallError, NamedServer, NodeId,
+    NodeStatus, Notification, NotifyError, PeerExplained, Permissions, Placement, Port, Reach, ReadOp,
+    RegionError, RegionExplained, RegionInfo, ReplyError, SendError, ServeError, ServeOptions, SwapOp, Who,
+    WriteOp, blocking,
 };
 
 use super::turns::{is_simulated, wait, wait_for_bytes};
@@ -195,6 +195,7 @@ impl Session {
 methods! { Session, [&] self, either:
     fn alloc(name: Option<&str>, len: u64, placement: Placement, everyone: Permissions) -> Result<Lh, RegionError>;
     fn alloc_with(name: Option<&str>, len: u64, options: AllocOptions) -> Result<Lh, RegionError>;
+    fn buffer(len: usize) -> Result<Buffer, RegionError>;
     fn map(name: &str, wanted: Permissions) -> Result<Lh, RegionError>;
     fn unmap(lh: Lh) -> Result<(), RegionError>;
     fn free(lh: Lh) -> Result<(), RegionError>;
@@ -239,6 +240,9 @@ methods! { Session, [&] self, either:
     fn revoke_lock(name: &str, who: Who, permissions: Permissions) -> Result<(), LockError>;
     fn free_lock(name: &str) -> Result<(), LockError>;
     fn barrier(name: &str, participants: u32, timeout: Duration) -> Result<u64, BarrierError>;
+    fn create_barrier(name: &str, everyone: Permissions) -> Result<(), BarrierError>;
+    fn grant_barrier(name: &str, who: Who, permissions: Permissions) -> Result<(), BarrierError>;
+    fn revoke_barrier(name: &str, who: Who, permissions: Permissions) -> Result<(), BarrierError>;
     fn free_barrier(name: &str) -> Result<(), BarrierError>;
 }
 

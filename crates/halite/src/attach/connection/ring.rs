@@ -7,13 +7,16 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use halite_mem::Window;
 use halite_mem::exchange::{self, Line, SLOT_BYTES, SLOTS};
 use halite_tier::access::Atomic;
+use halite_tier::permissions::Permissions;
 use halite_tier::qos::Priority;
 
 use super::{Connection, Over, is_release};
+use crate::session::Lh;
 use crate::session::attached::entry::{
-    self, Head, INLINE_BYTES_MAX, Kind, OPERAND_BYTES_MAX, Status, WAKE_ID, id_of,
+    self, COPY_INSTEAD, Head, INLINE_BYTES_MAX, Kind, OPERAND_BYTES_MAX, Status, WAKE_ID, id_of,
 };
 use crate::session::attached::wire::{self, HEADER_BYTES, Request};
 
@@ -27,6 +30,23 @@ pub(super) struct Ring {
     is_awake: bool,
     /// Bit set of the slots whose requests are reads.
     reads: u32,
+    /// An access to a buffer that is in progress. The lines after it wait.
+    copy: Option<BufferCopy>,
+}
+
+/// The rest of an access to a buffer of the client, which the node executes in slices.
+struct BufferCopy {
+    slot: usize,
+    is_read: bool,
+    lh: Lh,
+    /// Offset in the region, in bytes.
+    offset: u64,
+    buffer: Window,
+    /// Offset in the buffer, in bytes.
+    at: u64,
+    /// Number of bytes that are left.
+    len: u64,
+    is_partly_done: bool,
 }
 
 impl Ring {
@@ -34,7 +54,7 @@ impl Ring {
     pub(super) fn create() -> io::Result<(Ring, [OwnedFd; 2])> {
         let (mut memory, fds) = exchange::create()?;
         memory.sleep();
-        Ok((Ring { memory, is_awake: false, reads: 0 }, fds))
+        Ok((Ring { memory, is_awake: false, reads: 0, copy: None }, fds))
     }
 }
 
@@ -59,7 +79,7 @@ impl Connection {
             ring.memory.sleep();
             ring.is_awake = false;
         }
-        if self.next_line().is_some() {
+        if self.is_copying() || self.next_line().is_some() {
             self.wake_ring();
         }
         !self.is_awake()
@@ -72,8 +92,9 @@ impl Connection {
         let line = self.ring.as_ref()?.memory.peek()?;
         let head = Head::unpack(line[0]);
         let is_early = head.is_some_and(|head| head.after.wrapping_sub(self.started) as i16 > 0);
-        // Otherwise the line waits until a socket message arrives, or the socket accepts replies.
-        (!is_early && self.has_room()).then_some((line, head))
+        // Otherwise the line waits until a socket message arrives, the access in progress ends, or the socket accepts
+        // replies.
+        (!is_early && !self.is_copying() && self.has_room()).then_some((line, head))
     }
 
     /// Executes all lines that can be executed now.
@@ -87,10 +108,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Executes the next line. Returns false if there is none.
+    /// Returns true if an access to a buffer is in progress.
+    pub(super) fn is_copying(&self) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.copy.is_some())
+    }
+
+    /// Executes the next line, or the next slice of the access in progress. Returns false if there is none.
     #[inline]
     pub(crate) fn serve_line(&mut self) -> Result<bool, Over> {
-        let Some((line, head)) = self.next_line() else { return Ok(false) };
+        let Some((line, head)) = self.next_line() else {
+            return Ok(self.is_copying() && self.continue_copy());
+        };
         let Head { kind, slot, len, .. } = head.ok_or(Over)?;
         let (Some(ring), Some(desk)) = (&mut self.ring, &self.desk) else { return Err(Over) };
         ring.memory.take(slot).map_err(|_| Over)?;
@@ -115,6 +143,10 @@ impl Connection {
                     len
                 })
             }
+            Kind::ReadBuffer | Kind::WriteBuffer => {
+                self.start_copy(&line, slot, kind == Kind::ReadBuffer);
+                return Ok(true);
+            }
             Kind::Message => None,
         };
         match done.is_some_and(|done| done == len) {
@@ -125,6 +157,58 @@ impl Connection {
             false => self.start_line(&line, kind, slot, len)?,
         }
         Ok(true)
+    }
+
+    /// Checks an access to a buffer, and executes its first slice.
+    #[inline(never)]
+    fn start_copy(&mut self, line: &Line, slot: usize, is_read: bool) {
+        let (Some(ring), Some(desk)) = (&mut self.ring, &self.desk) else { return };
+        let (lh, offset) = entry::handle(line);
+        let [at, len] = [line[5], line[6]];
+        let wanted = if is_read { Permissions::READ } else { Permissions::WRITE };
+        let buffer = desk.buffer(line[4]).filter(|buffer| len > 0 && buffer.slice(at, len).is_some());
+        let may_access = desk.embedded(Priority::High).inner.may_access(lh, wanted, offset, len);
+        match buffer.filter(|_| may_access) {
+            Some(buffer) => {
+                let copy = BufferCopy { slot, is_read, lh, offset, buffer, at, len, is_partly_done: false };
+                ring.copy = Some(copy);
+                self.continue_copy();
+            }
+            None => self.refuse_copy(slot, false),
+        }
+    }
+
+    /// Executes the next slice of the access to a buffer that is in progress. Returns false if there is none.
+    #[inline(never)]
+    fn continue_copy(&mut self) -> bool {
+        let (Some(ring), Some(desk)) = (&mut self.ring, &self.desk) else { return false };
+        let Some(copy) = &mut ring.copy else { return false };
+        let inner = &desk.embedded(Priority::High).inner;
+        let (place, memory) = ((copy.offset, copy.len.min(SLOT_BYTES as u64)), (&copy.buffer, copy.at));
+        let done = match copy.is_read {
+            true => inner.read_into_memory(copy.lh, place, memory),
+            false => inner.write_from_memory(copy.lh, place, memory),
+        };
+        let (slot, done) = (copy.slot, done.unwrap_or(0) as u64);
+        (copy.offset, copy.at, copy.len) = (copy.offset + done, copy.at + done, copy.len - done);
+        if done == 0 {
+            let is_partly_done = copy.is_partly_done;
+            ring.copy = None;
+            self.refuse_copy(slot, is_partly_done);
+            return true;
+        }
+        copy.is_partly_done = true;
+        if copy.len == 0 {
+            ring.copy = None;
+            self.complete(slot, entry::reply(Status::Value, 0, &[]));
+        }
+        true
+    }
+
+    /// Lets the client copy the bytes itself.
+    fn refuse_copy(&mut self, slot: usize, is_partly_done: bool) {
+        let body = [COPY_INSTEAD, is_partly_done.into()];
+        self.complete(slot, entry::reply(Status::Body, body.len(), &body));
     }
 
     /// Starts the request of a line as a future.
@@ -140,6 +224,7 @@ impl Connection {
                 let request = wire::body(&Request::Write { lh, offset });
                 self.with_bytes(&request, &line[4..], slot, len)
             }
+            Kind::ReadBuffer | Kind::WriteBuffer => unreachable!("these run in slices"),
             Kind::FetchAdd => wire::body(&Request::FetchAdd { lh, offset, add: line[4] }),
             Kind::CompareSwap => {
                 wire::body(&Request::CompareSwap { lh, offset, expected: line[4], new: line[5] })
@@ -158,7 +243,7 @@ impl Connection {
     /// Returns `head` and a copy of a line's bytes, which are in its slot if they are too long for `words`.
     fn with_bytes(&self, head: &[u8], words: &[u64], slot: usize, len: usize) -> Vec<u8> {
         let desk = self.desk.as_ref();
-        let mut body = desk.map_or_else(Vec::new, |desk| desk.buffers.take(head.len() + len));
+        let mut body = desk.map_or_else(Vec::new, |desk| desk.spares.take(head.len() + len));
         body.extend_from_slice(head);
         body.resize(head.len() + len, 0);
         let bytes = &mut body[head.len()..];
@@ -188,10 +273,15 @@ impl Connection {
         let line = entry::reply(status, bytes.len(), if is_inline { bytes } else { &[] });
         match (status, &self.desk) {
             (Status::Socket, _) => self.queue(message),
-            (_, Some(desk)) => desk.buffers.give_back(message),
+            (_, Some(desk)) => desk.spares.give_back(message),
             _ => {}
         }
         self.complete(slot, line);
+    }
+
+    /// Announces that the reply to the request of a slot comes over the socket.
+    pub(super) fn announce_message(&mut self, slot: usize) {
+        self.complete(slot, entry::reply(Status::Socket, 0, &[]));
     }
 
     #[inline]
@@ -205,7 +295,7 @@ impl Connection {
     /// Wakes the client. A wake-up that is still to be sent covers all replies so far.
     fn wake_client(&mut self) {
         let wake = wire::message(WAKE_ID, &(), &[]);
-        if self.output.back() != Some(&wake) {
+        if self.output.back().is_none_or(|last| last.bytes != wake) {
             self.queue(wake);
         }
     }

@@ -16,6 +16,10 @@ const ROUNDS_PER_CLOCK: u32 = 32;
 /// Rounds between two polls of the node while operations are in progress. A poll takes longer than a round.
 const ROUNDS_PER_POLL: u32 = 8;
 
+/// Checks of the next line of a client per round, if no other client is active and no operation is in progress. Finding
+/// the client takes as long as several checks.
+const CHECKS_PER_ROUND: usize = 8;
+
 /// The clients whose lines the thread polls.
 pub(super) struct Rings {
     active: Vec<Active>,
@@ -98,12 +102,16 @@ impl Server {
     /// Serves at most one line of each client. Returns true if operations of these clients are in progress.
     fn serve_round(&mut self) -> bool {
         let (mut at, mut waits) = (0, false);
+        let is_alone = self.rings.active.len() == 1;
         while let Some(active) = self.rings.active.get_mut(at) {
             let client = active.client;
             let served = match self.clients.get_mut(&client) {
                 Some(connection) => {
                     waits |= connection.is_waiting();
-                    connection.serve_line().map(|is_served| (is_served, connection.has_output()))
+                    let checks = if is_alone && !waits { CHECKS_PER_ROUND } else { 1 };
+                    let mut served = (0..checks).map(|_| connection.serve_line());
+                    let served = served.find(|served| !matches!(served, Ok(false)));
+                    served.unwrap_or(Ok(false)).map(|is_served| (is_served, connection.has_output()))
                 }
                 None => Err(Over),
             };

@@ -6,10 +6,12 @@
 
 use std::collections::VecDeque;
 
+use halite_mem::exchange;
 use halite_tier::access::WORD_BYTES;
 use halite_tier::permissions::Permissions;
 use halite_tier::qos::Priority;
 
+use super::entry::{COPY_INSTEAD, INLINE_BYTES_MAX};
 use super::wire::{BATCH_MAX, Request, SLICE_BYTES};
 use super::{Access, Answer, Client, Pending, Unfinished, decoded};
 use crate::error::{AccessError, BatchError, Gone};
@@ -32,6 +34,16 @@ pub(crate) fn lost(operation: &'static str, lh: Lh, offset: u64, len: u64) -> im
     }
 }
 
+/// Outcome of an access to a buffer.
+enum InPlace {
+    Done,
+    /// The bytes must be copied: they are in no buffer, or the node cannot reach the region by loads and stores. `partly`
+    /// is true if the node has done a part of the access.
+    Refused {
+        partly: bool,
+    },
+}
+
 /// A slice in flight: the bytes of the access from `begin` to `end`.
 struct Slice {
     begin: usize,
@@ -52,11 +64,63 @@ impl Client {
         match access.len() {
             // The lines of the shared memory have no priority.
             _ if self.priority == Priority::Low => self.block_on(self.access_by_message(lh, offset, access)),
+            len if len > INLINE_BYTES_MAX && self.line.buffers.is_used() => {
+                match self.access_in_place(lh, offset, &mut access)? {
+                    InPlace::Done => Ok(0),
+                    InPlace::Refused { partly } => {
+                        let copied = self.access_by_copy(lh, offset, access);
+                        copied.map_err(|error| whole(error, offset, len as u64, partly))
+                    }
+                }
+            }
+            _ => self.access_by_copy(lh, offset, access),
+        }
+    }
+
+    /// Executes an access whose bytes pass through the slots of the shared memory.
+    #[inline]
+    fn access_by_copy(&self, lh: Lh, offset: u64, mut access: Access<'_>) -> Result<u64, AccessError> {
+        match access.len() {
             ..=SLICE_BYTES => match self.line.access(lh, offset, &mut access) {
                 Ok(old) => Ok(old),
                 Err(unfinished) => self.finish_access(lh, offset, access, unfinished),
             },
             _ => self.long_access(lh, offset, access),
+        }
+    }
+
+    /// Executes a read or write whose bytes are in a buffer that the node can access in place.
+    #[inline(never)]
+    fn access_in_place(&self, lh: Lh, offset: u64, access: &mut Access<'_>) -> Result<InPlace, AccessError> {
+        let (operation, mut in_place) = match access {
+            Access::Read(into) => {
+                exchange::buffer::expose_mut(into);
+                ("read", self.line.buffers.find(into).map(Access::ReadBuffer))
+            }
+            Access::Write(from) => {
+                exchange::buffer::expose(from);
+                ("write", self.line.buffers.find(from).map(Access::WriteBuffer))
+            }
+            _ => return Ok(InPlace::Refused { partly: false }),
+        };
+        let Some(in_place) = &mut in_place else { return Ok(InPlace::Refused { partly: false }) };
+        let body = match self.line.access(lh, offset, in_place) {
+            Ok(_) => Ok(vec![0]),
+            Err(Unfinished::NotSent) => return Ok(InPlace::Refused { partly: false }),
+            // The node may access the buffer until it replies.
+            Err(Unfinished::Sent(pending)) => self.line.block_on_after(pending, true),
+            Err(Unfinished::Ended(body)) => body,
+        };
+        if let Access::Read(into) = access {
+            exchange::buffer::expose_mut(into);
+        }
+        match body.as_deref() {
+            Ok([COPY_INSTEAD, partly]) => Ok(InPlace::Refused { partly: *partly == 1 }),
+            Ok([0]) => Ok(InPlace::Done),
+            _ => {
+                let lost = lost(operation, lh, offset, access.len() as u64);
+                Err(lost(body.err().unwrap_or(Gone::Lost(self.node()))))
+            }
         }
     }
 
@@ -111,6 +175,9 @@ impl Client {
             }
             Access::FetchAdd { .. } => self.old_of(body, lost("fetch_add", lh, offset, WORD_BYTES)),
             Access::CompareSwap { .. } => self.old_of(body, lost("compare_swap", lh, offset, WORD_BYTES)),
+            Access::ReadBuffer(_) | Access::WriteBuffer(_) => {
+                unreachable!("access_in_place() finishes these")
+            }
         }
     }
 
@@ -120,6 +187,7 @@ impl Client {
             Access::Write(from) => self.write(lh, offset, from).await.map(|()| 0),
             Access::FetchAdd { add } => self.fetch_add(lh, offset, add).await,
             Access::CompareSwap { expected, new } => self.compare_swap(lh, offset, expected, new).await,
+            Access::ReadBuffer(_) | Access::WriteBuffer(_) => unreachable!("a message names no buffer"),
         }
     }
 

@@ -4,6 +4,7 @@
 //!   request   word 0: | after u16 | length - 1, u16 | slot u8 | kind u8 | tag |
 //!             a message:  words 1 to 7: the body of a socket's message, if it has at most 56 bytes
 //!             an access:  word 1: handle | word 2: its session | word 3: offset | words 4 to 7: operands or bytes
+//!             of a buffer's bytes: word 4: the buffer's id | word 5: offset in the buffer | word 6: length
 //!   reply     word 0: | length, 40 bits | status u8 | tag |        words 1 to 7: up to 56 bytes
 //! ```
 //! Longer bodies and bytes are in the data of the slot. `after` is the number of socket messages that the client had
@@ -24,6 +25,10 @@ const SLOT_ID: u64 = 1 << 63;
 /// Id of a message without a body, which wakes the other end to check the shared memory.
 pub(crate) const WAKE_ID: u64 = u64::MAX;
 
+/// First byte of the body by which the node refuses an access to a buffer; a second byte is 1 if the access was done in
+/// part. The client then copies the bytes itself.
+pub(crate) const COPY_INSTEAD: u8 = 1;
+
 /// Kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -34,6 +39,10 @@ pub(crate) enum Kind {
     Write,
     FetchAdd,
     CompareSwap,
+    /// A read into a buffer of the client.
+    ReadBuffer,
+    /// A write from a buffer of the client.
+    WriteBuffer,
 }
 
 /// The first word of a request.
@@ -62,6 +71,8 @@ impl Head {
             3 => Kind::Write,
             4 => Kind::FetchAdd,
             5 => Kind::CompareSwap,
+            6 => Kind::ReadBuffer,
+            7 => Kind::WriteBuffer,
             _ => return None,
         };
         let slot = usize::from((word >> 24) as u8);

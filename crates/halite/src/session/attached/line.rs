@@ -33,6 +33,7 @@ use serde::Serialize;
 
 pub(crate) use self::ring::{Access, Unfinished};
 use self::ring::{Collected, Ring};
+use super::buffers::Buffers;
 use super::entry::{WAKE_ID, slot_of};
 use super::wire::{self, Message, Request};
 use crate::error::Gone;
@@ -52,6 +53,7 @@ pub(crate) struct Line {
     bell: OwnedFd,
     /// Memory shared with the node; `None` if the node shares none.
     memory: Option<exchange::Client>,
+    pub(super) buffers: Arc<Buffers>,
     process: Process,
     state: Mutex<State>,
     /// Wakes the background thread.
@@ -151,6 +153,7 @@ impl Line {
             socket,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             memory,
+            buffers: Arc::default(),
             process: Process::current(),
             state: Mutex::new(state),
             background: Condvar::new(),
@@ -399,8 +402,13 @@ impl Line {
     /// Receives bytes and hands complete replies to their waiters. Fails if the connection has ended.
     fn receive(self: &Arc<Line>, input: &mut Vec<u8>) -> Result<(), Gone> {
         input.reserve(RECEIVE_BYTES);
-        match rustix::net::recv(&self.socket, spare_capacity(input), RecvFlags::empty()) {
-            Ok((_, 0)) => return Err(Gone::Lost(self.node)),
+        let received = match self.buffers.expects_descriptors() {
+            true => self.buffers.receive(&self.socket, input),
+            false => rustix::net::recv(&self.socket, spare_capacity(input), RecvFlags::empty())
+                .map(|(_, count)| count),
+        };
+        match received {
+            Ok(0) => return Err(Gone::Lost(self.node)),
             Ok(_) => {}
             Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
             Err(_) => return Err(Gone::Lost(self.node)),

@@ -7,11 +7,12 @@
 //! ```
 //!
 //! [`wire`] defines the messages. [`line`](mod@line) owns the socket and decides which thread reads it. [`access`]
-//! splits long accesses into slices. The node's own session checks each request, so this folder checks only lengths.
+//! splits long accesses into slices. [`buffers`] has memory that the node accesses in place. The node's own session checks each request, so this folder checks only lengths.
 //!
 //! The table of requests has its own lock. While holding it, the client takes no other lock and calls no waker.
 
 mod access;
+pub(crate) mod buffers;
 mod connect;
 pub(crate) mod entry;
 mod line;

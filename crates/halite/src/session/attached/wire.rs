@@ -25,7 +25,7 @@ use crate::session::{AllocOptions, Lh, SwapOp, Who};
 /// First bytes of each hello.
 pub(crate) const MAGIC: [u8; 8] = *b"halite\0s";
 /// Version of this protocol; changes with every change of a message.
-pub(crate) const VERSION: u16 = 8;
+pub(crate) const VERSION: u16 = 9;
 /// Length of a message's header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Maximum length of the data of one access request, in bytes. The client splits longer accesses, so that the node can
@@ -179,6 +179,20 @@ pub(crate) enum Request<'a> {
         timeout: Duration,
     },
     FreeBarrier(&'a str),
+    CreateBarrier {
+        name: &'a str,
+        everyone: Permissions,
+    },
+    GrantBarrier {
+        name: &'a str,
+        who: Who,
+        permissions: Permissions,
+    },
+    RevokeBarrier {
+        name: &'a str,
+        who: Who,
+        permissions: Permissions,
+    },
     Lock {
         name: &'a str,
         wait: Wait,
@@ -238,6 +252,9 @@ pub(crate) enum Request<'a> {
         waits: bool,
     },
     // Requests that create objects. The result is the object's id, which the requests below take.
+    /// Creates a buffer of this length. The result also has the number of the descriptor that comes with it: the node
+    /// counts those of a connection from 0.
+    Buffer(u64),
     Watch(Lh),
     Serve {
         function: u32,
@@ -255,7 +272,7 @@ pub(crate) enum Request<'a> {
         node: NodeId,
         port: u32,
     },
-    /// Ends an object: a watch, server, port, sender, or a call that gets no answer.
+    /// Ends an object: a buffer, watch, server, port, sender, or a call that gets no answer.
     End(u64),
     /// Ends a function or port, and keeps its object.
     Close(u64),

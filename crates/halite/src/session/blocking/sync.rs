@@ -81,6 +81,9 @@ impl Session {
         fn revoke_lock(name: &str, who: Who, permissions: Permissions) -> Result<(), LockError>;
         fn free_lock(name: &str) -> Result<(), LockError>;
         fn barrier(name: &str, participants: u32, timeout: Duration) -> Result<u64, BarrierError>;
+        fn create_barrier(name: &str, everyone: Permissions) -> Result<(), BarrierError>;
+        fn grant_barrier(name: &str, who: Who, permissions: Permissions) -> Result<(), BarrierError>;
+        fn revoke_barrier(name: &str, who: Who, permissions: Permissions) -> Result<(), BarrierError>;
         fn free_barrier(name: &str) -> Result<(), BarrierError>;
     }
 

@@ -24,6 +24,7 @@ use super::{Line, Pending, Slot, State, Undo};
 use crate::error::{AccessError, Gone};
 use crate::runtime::wait::{AdaptiveSpin, SPIN_SHORT_NS, YIELD_LONG_NS};
 use crate::session::Lh;
+use crate::session::attached::buffers::Place;
 use crate::session::attached::entry::{self, Head, INLINE_BYTES_MAX, Kind, OPERAND_BYTES_MAX, Status};
 use crate::session::attached::wire;
 
@@ -65,6 +66,8 @@ pub(crate) enum Access<'a> {
     Write(&'a [u8]),
     FetchAdd { add: u64 },
     CompareSwap { expected: u64, new: u64 },
+    ReadBuffer(Place),
+    WriteBuffer(Place),
 }
 
 /// Result of an access that the fast path did not complete.
@@ -117,6 +120,8 @@ impl Access<'_> {
             Access::Write(_) => Kind::Write,
             Access::FetchAdd { .. } => Kind::FetchAdd,
             Access::CompareSwap { .. } => Kind::CompareSwap,
+            Access::ReadBuffer(_) => Kind::ReadBuffer,
+            Access::WriteBuffer(_) => Kind::WriteBuffer,
         }
     }
 
@@ -125,6 +130,7 @@ impl Access<'_> {
             Access::Read(into) => into.len(),
             Access::Write(from) => from.len(),
             Access::FetchAdd { .. } | Access::CompareSwap { .. } => size_of::<u64>(),
+            Access::ReadBuffer(place) | Access::WriteBuffer(place) => place.len,
         }
     }
 
@@ -145,7 +151,7 @@ impl Access<'_> {
         match self {
             Access::Read(into) => Access::Read(&mut into[begin..end]),
             Access::Write(from) => Access::Write(&from[begin..end]),
-            Access::FetchAdd { .. } | Access::CompareSwap { .. } => unreachable!("an atomic has no parts"),
+            _ => unreachable!("only reads and writes have parts"),
         }
     }
 }
@@ -210,11 +216,13 @@ impl Line {
 
     #[inline]
     fn submit_access(&self, lh: Lh, offset: u64, access: &Access<'_>) -> Option<Claim> {
-        let (Some(memory), 1..=SLOT_BYTES) = (&self.memory, access.len()) else { return None };
+        // Bytes of a buffer are not in the slot.
+        let len = if let Access::ReadBuffer(_) | Access::WriteBuffer(_) = access { 1 } else { access.len() };
+        let (Some(memory), 1..=SLOT_BYTES) = (&self.memory, len) else { return None };
         if self.is_forked() {
             return None;
         }
-        let (kind, len) = (access.kind(), access.len());
+        let kind = access.kind();
         let mut state = self.state();
         let claim = state.ring()?.claims.claim(memory, len > PAGE_BYTES)?;
         let mut line = [0; WORDS];
@@ -230,6 +238,9 @@ impl Line {
             }
             Access::FetchAdd { add } => line[4] = *add,
             Access::CompareSwap { expected, new } => (line[4], line[5]) = (*expected, *new),
+            Access::ReadBuffer(Place { id, at, len }) | Access::WriteBuffer(Place { id, at, len }) => {
+                (line[4], line[5], line[6]) = (*id, *at as u64, *len as u64);
+            }
         }
         let Some(ring) = state.ring() else {
             // Meanwhile another thread has sent a message that still waits.
@@ -241,6 +252,7 @@ impl Line {
             Access::Read(_) => 0,
             Access::Write(from) => from.len().min(OPERAND_BYTES_MAX),
             Access::FetchAdd { .. } | Access::CompareSwap { .. } => 16,
+            Access::ReadBuffer(_) | Access::WriteBuffer(_) => 24,
         };
         ring.claims.submit(memory, line, entry::words(4, operands));
         drop(state);
