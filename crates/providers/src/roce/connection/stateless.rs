@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use halite_rnic::stateless::{Lane as StatelessLane, OVERHEAD_BYTES, PACKET_BYTES_MAX, PART_BYTES_MAX};
+use halite_rnic::wire::path_eth::packet_bytes_max;
 
 use super::super::greeting::Grants;
 use super::super::lock;
@@ -97,7 +98,7 @@ impl Lane {
         let singly = context.now_ns < *singly_until_ns;
         let mut responder = lock(&port_use.port().responder);
         let mut handled = 0;
-        let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, |buffer| {
+        let answer = |buffer: &mut [u8]| {
             packets.by_ref().find_map(|(arrived_ns, packet)| {
                 // After the end of the connection, the peer has no access.
                 let body = connection.open(from, packet).filter(|_| !connection.has_ended.load(Relaxed))?;
@@ -115,7 +116,8 @@ impl Lane {
                 }
                 Some(len)
             })
-        });
+        };
+        let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, answer);
         stateless.add_arrived(handled);
         self.trains_refused += refused;
         handled
@@ -153,7 +155,11 @@ impl Lane {
         let (clock, mut has_sent) = (*lock(connection.clock.as_ref()?), false);
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let ends = (*own_address, *address);
-        let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, |buffer| {
+        // Packets are not cut, so they are as short as at first until the path is known.
+        if let Some(stateless) = self.stateless.as_mut().filter(|_| self.qp.knows_path()) {
+            stateless.set_packet_max(packet_bytes_max(self.qp.path_mtu()));
+        }
+        let next = |buffer: &mut [u8]| {
             self.fill_stateless();
             let view = View { registered: context.registered, salt: *salt, held: &self.held };
             let len = self.stateless.as_mut()?.poll_transmit(context.now_ns, &clock, &view, buffer);
@@ -164,7 +170,8 @@ impl Lane {
                 buffer[..OVERHEAD_BYTES].copy_from_slice(&answer?);
                 Some(OVERHEAD_BYTES)
             })
-        });
+        };
+        let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, next);
         self.trains_refused += refused;
         self.stateless.as_ref()?.poll_timeout()
     }
