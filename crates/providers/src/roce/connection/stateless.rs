@@ -6,16 +6,22 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use halite_rnic::stateless::{Lane as StatelessLane, OVERHEAD_BYTES, PACKET_BYTES_MAX, PART_BYTES_MAX};
+use halite_rnic::wire::Flow;
 use halite_rnic::wire::path_eth::packet_bytes_max;
 
 use super::super::greeting::Grants;
 use super::super::lock;
 use super::super::memory::View;
+use super::super::port::Port;
 use super::super::stateless::{grant_of, grants_of};
 use super::{Connection, Lane, LaneContext, Waiting};
 
 /// Answers without bytes, which acknowledge a write or a message.
 pub(super) type Answers = VecDeque<[u8; OVERHEAD_BYTES]>;
+
+/// Length in bytes at which a train leaves, so that the peer checks its tags while this end computes those of the next
+/// one. Of 16, 24, 32, 48 and 64 KiB, 24 is the fastest for 64 KiB on loopback.
+const TRAIN_BYTES: usize = 24 << 10;
 
 impl Connection {
     /// Returns the keys with which the peer accesses all registered memory of this end; `None` if the lanes are stateful.
@@ -117,7 +123,7 @@ impl Lane {
                 Some(len)
             })
         };
-        let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, answer);
+        let refused = send_trains(port_use.port(), outwards, ends, singly, answer);
         stateless.add_arrived(handled);
         self.trains_refused += refused;
         handled
@@ -171,8 +177,32 @@ impl Lane {
                 Some(OVERHEAD_BYTES)
             })
         };
-        let refused = port_use.port().send_all(outwards, ends, PACKET_BYTES_MAX, singly, next);
+        let refused = send_trains(port_use.port(), outwards, ends, singly, next);
         self.trains_refused += refused;
         self.stateless.as_ref()?.poll_timeout()
     }
+}
+
+/// Sends the packets that `next` writes, as [`Port::send_all`] does, in trains of about [`TRAIN_BYTES`].
+fn send_trains(
+    port: &Port,
+    flow: &Flow,
+    ends: (SocketAddr, SocketAddr),
+    singly: bool,
+    mut next: impl FnMut(&mut [u8]) -> Option<usize>,
+) -> u64 {
+    let (mut refused, mut is_more) = (0, true);
+    while is_more {
+        let mut room = TRAIN_BYTES;
+        refused += port.send_all(flow, ends, PACKET_BYTES_MAX, singly, |buffer| {
+            if room == 0 {
+                return None;
+            }
+            let len = next(buffer);
+            is_more = len.is_some();
+            room = room.saturating_sub(len.unwrap_or(room));
+            len
+        });
+    }
+    refused
 }
