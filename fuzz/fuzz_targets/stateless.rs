@@ -3,8 +3,8 @@
 #![no_main]
 
 use halite_rnic::stateless::{
-    NOTE_BYTES, OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_MAX, Requester, Responder, Rights,
-    SEND_BYTES_MAX, ServerClock, Target, Work,
+    NOTE_BYTES, OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Requester,
+    Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -46,6 +46,8 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
     let rights = [Rights::Read, Rights::Write, Rights::ReadWrite, Rights::AnyKey][usize::from(rights) % 4];
     let mut responder = Responder::new(1, [7; 32]);
     let mut requester = Requester::new(responder.grant(from, Qpn::new(3), rkey % 2, rights), 1);
+    let payload_max = if kind < 128 { PAYLOAD_BYTES_FIRST } else { PAYLOAD_BYTES_MAX };
+    requester.set_payload_max(payload_max);
     let mut clock = ServerClock::default();
     let (mut packet, mut answer) =
         ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX]);
@@ -62,9 +64,9 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
     };
     let is_too_long = match &work {
         Work::Send { bytes } => bytes.len() > SEND_BYTES_MAX,
-        Work::Call { bytes } => bytes.len() > PAYLOAD_BYTES_MAX,
+        Work::Call { bytes } => bytes.len() > payload_max,
         Work::WriteNote { note_and_bytes, .. } => {
-            !(NOTE_BYTES..=PAYLOAD_BYTES_MAX).contains(&note_and_bytes.len())
+            !(NOTE_BYTES..=payload_max).contains(&note_and_bytes.len())
         }
         _ => false,
     };

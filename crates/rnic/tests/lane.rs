@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 
 use halite_rnic::stateless::{
-    Lane, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, Responder, Rights, ServerClock, WINDOW_PACKETS,
+    Lane, OVERHEAD_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Responder, Rights,
+    ServerClock, WINDOW_PACKETS,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Event, Local, Memory, Operation, Refused, Remote, Request, Source, Status};
@@ -170,7 +171,7 @@ fn write(address: u64, bytes: &[u8]) -> Operation {
 fn reads_overlap_and_a_write_waits_for_them() {
     let mut world = World::new();
     // The window has room for the packets of all three reads.
-    let len = (WINDOW_PACKETS / 4 * PAYLOAD_BYTES_MAX) as u32;
+    let len = (WINDOW_PACKETS / 4 * PAYLOAD_BYTES_FIRST) as u32;
     (0..3).for_each(|id| world.post(id, read(id * u64::from(len), len)));
     world.post(3, write(0, b"later"));
     assert_eq!(world.send().len(), 3 * WINDOW_PACKETS / 4, "one round trip for all reads");
@@ -209,6 +210,38 @@ fn a_message_arrives_after_the_writes_before_it() {
     }
 }
 
+/// The path MTU becomes known while requests are under way. Longer packets have the same room in the window.
+#[test]
+fn packets_become_as_long_as_the_path_permits() {
+    let mut world = World { faults: 10, ..World::new() };
+    let bytes: Vec<u8> = (0..300_000u32).map(|index| (index / 5) as u8).collect();
+    world.theirs.0.borrow_mut()[400_000..700_000].copy_from_slice(&bytes);
+    for round in 0..3 {
+        world.post(10 * round, write(0, &bytes));
+        world.post(10 * round + 1, read(400_000, 300_000));
+        world.post(10 * round + 2, Operation::Send { bytes: bytes[..20_000].to_vec(), imm: None });
+        let mut longest = 0;
+        for _ in 0..20 {
+            longest = world.send().iter().map(Vec::len).fold(longest, usize::max);
+            assert!(world.step());
+        }
+        let expected = if round == 0 { OVERHEAD_BYTES + PAYLOAD_BYTES_FIRST } else { PACKET_BYTES_MAX };
+        assert_eq!(longest, expected - ICRC_BYTES, "round {round}");
+        world.lane.set_packet_max(PACKET_BYTES_MAX);
+        while world.step() {}
+        assert_eq!(world.completed(), [0, 1, 2].map(|id| 10 * round + id));
+        assert!(world.theirs.0.borrow()[..300_000] == bytes[..], "round {round}");
+        assert!(world.own.0.borrow()[400_000..700_000] == bytes[..], "round {round}");
+        let received = world.peer.poll_event();
+        assert!(
+            matches!(received, Some(Event::Received { bytes: message, .. }) if message == bytes[..20_000])
+        );
+    }
+    world.post(1, read(0, 1 << 20));
+    let asked: usize = world.send().len() * PAYLOAD_BYTES_MAX / PAYLOAD_BYTES_FIRST;
+    assert!(asked.abs_diff(world.lane.window_packets()) <= 4, "{asked} KiB");
+}
+
 #[test]
 fn the_window_grows_with_answers_and_a_loss_halves_it() {
     let mut world = World::new();
@@ -216,7 +249,7 @@ fn the_window_grows_with_answers_and_a_loss_halves_it() {
     while world.step() {}
     let full = world.lane.window_packets();
     assert!(full >= 10 * WINDOW_PACKETS, "{full} packets");
-    world.post(2, read(0, full as u32 * PAYLOAD_BYTES_MAX as u32));
+    world.post(2, read(0, full as u32 * PAYLOAD_BYTES_FIRST as u32));
     world.faults = 100;
     assert_eq!(world.send().len(), full);
     world.faults = 0;

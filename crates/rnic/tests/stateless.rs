@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use halite_rnic::stateless::{
     AnswerError, Done, EFFECT_LIFE_NS, NOTE_BYTES, OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome,
-    Outcome, PAYLOAD_BYTES_MAX, PostError, Requester, Responder, Rights, SEND_BYTES_MAX, ServerClock, Target,
-    Work,
+    Outcome, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, PostError, Requester, Responder, Rights, SEND_BYTES_MAX,
+    ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -291,12 +291,12 @@ fn check_effects(faults: Faults) {
     let mut model = vec![0; MEMORY_BYTES];
     let mut packets = 0;
     for round in 0..300u64 {
-        let len = world.below(5 * PAYLOAD_BYTES_MAX as u64) as usize;
+        let len = world.below(5 * PAYLOAD_BYTES_FIRST as u64) as usize;
         let address = world.below((MEMORY_BYTES - len) as u64) as usize;
         let bytes: Vec<u8> = (0..len).map(|index| (index as u64 * round + round) as u8).collect();
         model[address..address + len].copy_from_slice(&bytes);
         assert_eq!(world.write(address as u64, &bytes), Outcome::Success(Vec::new()), "round {round}");
-        packets += len.div_ceil(PAYLOAD_BYTES_MAX).max(1) as u64;
+        packets += len.div_ceil(PAYLOAD_BYTES_FIRST).max(1) as u64;
         let (from, len) = (world.below(1 << 15) as usize, world.below(1 << 15) as usize);
         assert!(world.read(from as u64, len) == model[from..from + len], "round {round}");
     }
@@ -401,8 +401,8 @@ fn a_refused_write_changes_nothing() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
     // Only the second packet is out of bounds.
-    let address = (MEMORY_BYTES - PAYLOAD_BYTES_MAX) as u64;
-    world.requester.post(1, Work::Write { address, bytes: vec![1; 2 * PAYLOAD_BYTES_MAX] }).unwrap();
+    let address = (MEMORY_BYTES - PAYLOAD_BYTES_FIRST) as u64;
+    world.requester.post(1, Work::Write { address, bytes: vec![1; 2 * PAYLOAD_BYTES_FIRST] }).unwrap();
     world.next_delay_ns = Some(EFFECT_LIFE_NS / 2);
     while world.requester.poll_done().is_none_or(|done| done.outcome != Outcome::Refused) {
         assert!(world.step());
@@ -447,7 +447,8 @@ fn the_record_forgets_former_requesters() {
         let grant = world.responder.grant(from, Qpn::new(1), KEY, Rights::Write);
         let mut requester = Requester::new(grant, 1);
         requester.post(1, Work::Write { address: 0, bytes: vec![1; 8] }).unwrap();
-        let (mut buffer, mut answer) = ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; 2048]);
+        let (mut buffer, mut answer) =
+            ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX]);
         let mut clock = ServerClock::default();
         for _ in 0..2 {
             let len = requester.poll_transmit(world.now_ns, &clock, &mut buffer).expect("a packet");
@@ -571,7 +572,7 @@ fn messages_and_calls_arrive_once_despite_packet_faults() {
         world.faults = faults;
         let mut sent = Vec::new();
         for round in 0..300u64 {
-            let bytes = vec![round as u8; world.below(PAYLOAD_BYTES_MAX as u64 + 1) as usize];
+            let bytes = vec![round as u8; world.below(PAYLOAD_BYTES_FIRST as u64 + 1) as usize];
             // Some answers take longer than T.
             world.answer_after_ns = Some(if round % 10 == 0 { 2 * EFFECT_LIFE_NS } else { round * 1_000 });
             match round % 3 {
@@ -665,7 +666,7 @@ fn a_call_without_an_answer_is_forgotten_after_ten_seconds() {
         assert!(world.step());
     }
     let id = world.responder.poll_message().expect("the call has arrived").id;
-    let long = [0; PAYLOAD_BYTES_MAX + 1];
+    let long = [0; PAYLOAD_BYTES_FIRST + 1];
     assert_eq!(world.responder.answer(world.now_ns, id, &long, &mut buffer), Err(AnswerError::TooLong));
     while world.step() {}
     assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(Outcome::MaybeDone));
@@ -675,11 +676,12 @@ fn a_call_without_an_answer_is_forgotten_after_ten_seconds() {
 #[test]
 fn messages_beyond_their_maximum_are_refused() {
     let mut world = World::new(Rights::Read);
-    let bytes = vec![0; PAYLOAD_BYTES_MAX + 1];
+    let bytes = vec![0; PAYLOAD_BYTES_FIRST + 1];
     let note = |len| Work::WriteNote { address: 0, note_and_bytes: vec![0; len] };
     let send = Work::Send { bytes: vec![0; SEND_BYTES_MAX + 1] };
-    for work in [send, Work::Call { bytes }, note(PAYLOAD_BYTES_MAX + 1), note(NOTE_BYTES - 1)] {
-        assert_eq!(world.requester.post(1, work), Err(PostError::MessageTooLong));
+    for work in [send, Work::Call { bytes }, note(PAYLOAD_BYTES_FIRST + 1), note(NOTE_BYTES - 1)] {
+        let packet_bytes_max = PAYLOAD_BYTES_FIRST;
+        assert_eq!(world.requester.post(1, work), Err(PostError::MessageTooLong { packet_bytes_max }));
     }
 }
 
@@ -783,7 +785,7 @@ fn check_orders(faults: Faults) {
     let mut ours = world.memory.0.borrow().clone();
     let mut theirs = world.theirs.0.borrow().clone();
     for round in 0..200u8 {
-        let len = world.below(3 * PAYLOAD_BYTES_MAX as u64) as usize;
+        let len = world.below(3 * PAYLOAD_BYTES_FIRST as u64) as usize;
         let local = world.below((MEMORY_BYTES - len) as u64) as usize;
         let remote = world.below((MEMORY_BYTES - len) as u64) as usize;
         let kind = if round % 2 == 0 { OrderKind::Read } else { OrderKind::Write };

@@ -352,11 +352,10 @@ impl Core {
         let mut packets = batch.packets().peekable();
         let mut received = Received { is_more, ..Received::default() };
         while let Some((meta, packet)) = packets.next() {
-            if let Some(mut run) = Run::of((meta, packet)) {
-                while let Some(next) = packets.next_if(|next| run.contains(*next)) {
-                    run.push(next);
-                }
-                self.handle_run(&run, now_ns, &clock, &mut received, held_acks.as_deref_mut());
+            let mut runs = Vec::new();
+            if Run::add(&mut runs, (meta, packet)) {
+                while packets.next_if(|next| Run::add(&mut runs, *next)).is_some() {}
+                self.handle_runs(&runs, now_ns, &clock, &mut received, held_acks.as_deref_mut());
                 continue;
             }
             let qpn = dest_qp(packet);

@@ -8,8 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use common::pair::Pair;
 use common::pcap::{Datagram, datagrams, icrc_of};
 use common::{Cluster, bytes_of, inline, remote};
-use halite_fabric::{Local, Operation};
-use halite_providers::roce::OpenError;
+use halite_fabric::{Fabric, Local, Operation};
+use halite_providers::roce::{OpenError, ResponderMode};
 use halite_providers::{RoceConfig, RoceFabric};
 
 fn config(cluster: &Cluster, name: &str) -> RoceConfig {
@@ -66,6 +66,31 @@ fn both_ends_write_the_same_packets() {
         // The last acknowledgement may not have arrived yet.
         assert!(received.len() > 20 && received.len() + 1 >= sent.len());
         assert_eq!(sent[..received.len()], received);
+    }
+}
+
+/// Long packets cost less per byte; stateless lanes send them once probes of this length have been answered.
+#[test]
+fn stateless_lanes_send_packets_as_long_as_the_probes() {
+    let cluster = Cluster::new();
+    let configs = ["one", "two"]
+        .map(|name| RoceConfig { responder: ResponderMode::Stateless, ..config(&cluster, name) });
+    let [one, two] = configs;
+    let mut pair = Pair::open(one, two);
+    pair.until("the path", |pair| {
+        let end = &pair.ends[0];
+        end.fabric.path(end.peer).filter(|path| path.is_known)
+    });
+    post_all_kinds(&mut pair);
+    let ports = [0, 1].map(|end: usize| pair.ends[end].fabric.local_address().port());
+    let longest = |source: usize, target: usize, is_stateless: bool| {
+        let sent = between(&cluster.0.join("one.pcap"), ports[source], ports[target]);
+        // The opcode follows the headers of IPv4 and UDP.
+        let lengths = sent.iter().filter(|ip| (ip[28] >= 0xe0) == is_stateless).map(Vec::len);
+        lengths.max().expect("there are packets of both kinds")
+    };
+    for (source, target) in [(0, 1), (1, 0)] {
+        assert_eq!(longest(source, target, true), longest(source, target, false), "from end {source}");
     }
 }
 

@@ -19,11 +19,11 @@ use std::net::SocketAddr;
 
 use super::record::RequestId;
 use super::tag::Rights;
-use super::wire::PAYLOAD_BYTES_MAX;
+use super::wire::PAYLOAD_BYTES_FIRST;
 use crate::wire::Qpn;
 
 /// Maximum number of messages that the responder's process has not polled, and of calls that it has not answered.
-/// Further ones are refused as busy. So the pool has at most 4 MiB.
+/// Further ones are refused as busy. So the pool has at most 16 MiB.
 const MESSAGES_MAX: usize = 4_096;
 /// Time in ns after which the responder forgets a call without an answer.
 const CALL_LIFE_NS: u64 = 10_000_000_000;
@@ -37,7 +37,7 @@ pub struct Message {
     pub from: SocketAddr,
     /// Number of the requester's queue pair.
     pub qpn: Qpn,
-    /// Bytes of the message from `offset` on: at most [`PAYLOAD_BYTES_MAX`].
+    /// Bytes of the message from `offset` on: at most [`PAYLOAD_BYTES_MAX`](super::PAYLOAD_BYTES_MAX).
     pub bytes: Vec<u8>,
     /// Offset of `bytes` in the message. The responder keeps no parts; its process joins them. The parts of the
     /// requester's next message arrive only after all of this one.
@@ -55,7 +55,7 @@ pub enum AnswerError {
     #[error("no requester waits for this answer: the call was answered already, or more than 10 s ago")]
     Unknown,
     /// The answer does not fit in one packet.
-    #[error("the answer is too long: it may have at most {PAYLOAD_BYTES_MAX} bytes")]
+    #[error("the answer is too long: it may have at most {PAYLOAD_BYTES_FIRST} bytes")]
     TooLong,
 }
 
@@ -63,6 +63,9 @@ pub enum AnswerError {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     pub(super) request_id: RequestId,
+    pub(super) from: SocketAddr,
+    pub(super) qpn: Qpn,
+    pub(super) number: u64,
     pub(super) rkey: u32,
     pub(super) rights: Rights,
     pub(super) began_ns: u64,
@@ -92,8 +95,7 @@ impl Inbox {
     pub(super) fn add(&mut self, caller: Caller, bytes: &[u8], (offset, len): (u32, u32), is_call: bool) {
         let id = self.next_id;
         self.next_id += 1;
-        let (from, qpn, _) = caller.request_id;
-        let (qpn, bytes) = (Qpn::new(qpn), bytes.to_vec());
+        let (Caller { from, qpn, .. }, bytes) = (caller, bytes.to_vec());
         self.arrived.push_back(Message { id, from, qpn, bytes, offset, len, is_call });
         if is_call {
             self.open_calls.insert(caller.request_id, id);

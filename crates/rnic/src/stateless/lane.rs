@@ -17,7 +17,7 @@ use super::inbox::Message;
 use super::requester::Requester;
 use super::tag::Grant;
 use super::window::WINDOW_PACKETS;
-use super::wire::{NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_MAX};
+use super::wire::{NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX};
 use super::work::{Done, Outcome, Work};
 use crate::memory::{Memory, Refused};
 use crate::wire::Nak;
@@ -35,8 +35,6 @@ const PARTS_IN_TURN: usize = 2;
 /// Maximum number of parts in the requester, and of their bytes.
 const PARTS_MAX: usize = 64;
 const PARTS_BYTES_MAX: u64 = 1 << 20;
-/// Maximum length in bytes of a write that travels in one packet with its immediate.
-const NOTED_BYTES_MAX: u32 = (PAYLOAD_BYTES_MAX - NOTE_BYTES) as u32;
 /// Flags of a note: the receiver's doorbell rings; the message reports a write, and has no bytes.
 const SOLICITED: u8 = 1;
 const NOTIFIES: u8 = 2;
@@ -113,7 +111,20 @@ impl Lane {
         self.has_ended
     }
 
-    /// Returns the current maximum number of packets in flight.
+    /// Sets the maximum length in bytes of packets, at most [`PACKET_BYTES_MAX`], that the path carries in both directions.
+    pub fn set_packet_max(&mut self, bytes: usize) {
+        if let Some(requester) = &mut self.requester {
+            let payload = bytes.saturating_sub(OVERHEAD_BYTES) & !3;
+            requester.set_payload_max(payload.clamp(PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX));
+        }
+    }
+
+    /// Returns the maximum payload of a packet in bytes.
+    fn payload_max(&self) -> usize {
+        self.requester.as_ref().map_or(PAYLOAD_BYTES_FIRST, Requester::payload_max)
+    }
+
+    /// Returns the current maximum number of packets in flight; see [`Requester::window_packets`].
     pub fn window_packets(&self) -> usize {
         self.requester.as_ref().map_or(WINDOW_PACKETS, Requester::window_packets)
     }
@@ -156,7 +167,8 @@ impl Lane {
         match &next.operation {
             Operation::Read { .. } => last.kind == Kind::Read,
             Operation::Write { imm, .. } => {
-                last.kind == Kind::Write && !last.is_last && !is_noted(next, *imm, self.begun_bytes)
+                let is_noted = is_noted(next, *imm, self.begun_bytes, self.payload_max());
+                last.kind == Kind::Write && !last.is_last && !is_noted
             }
             _ => false,
         }
@@ -170,7 +182,9 @@ impl Lane {
                 return;
             }
             let Some(requester) = &mut self.requester else { return };
-            let Ok((rkey, mut work, mut part)) = part_of(request, self.begun_bytes, memory) else {
+            let payload_max = requester.payload_max();
+            let Ok((rkey, mut work, mut part)) = part_of(request, self.begun_bytes, payload_max, memory)
+            else {
                 self.fail(None, Status::LocalAccess, Cause::LocalAccess);
                 return;
             };
@@ -181,7 +195,7 @@ impl Lane {
             }
             // The requester executes one message at a time: messages that wait share a packet.
             while let Work::Send { bytes } = &mut work
-                && let Some(next) = self.posted.pop_front_if(|next| joins(next, bytes.len()))
+                && let Some(next) = self.posted.pop_front_if(|next| joins(next, bytes.len(), payload_max))
                 && let Operation::Send { bytes: next_bytes, imm } = &next.operation
             {
                 bytes.extend(note(imm.unwrap_or(0), next.solicited, false, next_bytes.len()));
@@ -342,14 +356,14 @@ impl Lane {
 }
 
 /// Returns true if this is a message that fits into a packet behind `bytes` bytes of other messages.
-fn joins(request: &Request, bytes: usize) -> bool {
+fn joins(request: &Request, bytes: usize, payload_max: usize) -> bool {
     let len = request.operation.len_bytes() as usize;
-    matches!(request.operation, Operation::Send { .. }) && bytes + NOTE_BYTES + len <= PAYLOAD_BYTES_MAX
+    matches!(request.operation, Operation::Send { .. }) && bytes + NOTE_BYTES + len <= payload_max
 }
 
 /// Returns true if the rest of a write travels in one packet with its immediate.
-fn is_noted(request: &Request, imm: Option<u32>, done: u32) -> bool {
-    imm.is_some() && request.operation.len_bytes() - done <= NOTED_BYTES_MAX
+fn is_noted(request: &Request, imm: Option<u32>, done: u32, payload_max: usize) -> bool {
+    imm.is_some() && NOTE_BYTES + (request.operation.len_bytes() - done) as usize <= payload_max
 }
 
 /// Returns the header of a message of `len` bytes, or of the report of a write.
@@ -362,7 +376,12 @@ fn note(imm: u32, solicited: bool, notifies: bool, len: usize) -> [u8; NOTE_BYTE
 
 /// Returns the part of a request that begins after `done` bytes: the key of the peer's memory, and the part's request.
 /// Fails if the local memory does not contain the request.
-fn part_of(request: &Request, done: u32, memory: &impl Memory) -> Result<(u32, Work, Part), Refused> {
+fn part_of(
+    request: &Request,
+    done: u32,
+    payload_max: usize,
+    memory: &impl Memory,
+) -> Result<(u32, Work, Part), Refused> {
     let Request { id, operation, signalled, solicited } = request;
     let rest = operation.len_bytes() - done;
     let mut part = Part {
@@ -379,7 +398,7 @@ fn part_of(request: &Request, done: u32, memory: &impl Memory) -> Result<(u32, W
         }
         Operation::Write { source, remote, imm } => {
             let address = remote.address.wrapping_add(done.into());
-            match imm.filter(|_| is_noted(request, *imm, done)) {
+            match imm.filter(|_| is_noted(request, *imm, done, payload_max)) {
                 Some(imm) => {
                     let note = note(imm, *solicited, true, 0);
                     let note_and_bytes = with_source(&note, source, memory, done, part.len)?;

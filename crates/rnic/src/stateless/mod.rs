@@ -47,5 +47,7 @@ pub use requester::Requester;
 pub use responder::{Counters, EFFECT_LIFE_NS, Responder};
 pub use tag::{Grant, Rights};
 pub use window::WINDOW_PACKETS;
-pub use wire::{NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_MAX, Receiver, SEND_BYTES_MAX, receiver_of};
+pub use wire::{
+    NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Receiver, SEND_BYTES_MAX, receiver_of,
+};
 pub use work::{Done, Outcome, PostError, Work};

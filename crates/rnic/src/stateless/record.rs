@@ -1,9 +1,9 @@
 //! The record of effects: the requests that a responder has executed recently, and their answers.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 
-use super::wire::{Packet, Status};
+use super::tag::TAG_BYTES;
+use super::wire::Status;
 
 /// Maximum number of effects of one interval. Further requests with an effect are refused as busy.
 const EFFECTS_MAX: usize = 1 << 18;
@@ -16,13 +16,9 @@ pub(super) const AHEAD_NS_MAX: u64 = 5_000_000;
 /// requester that gets "expired" within twice T of its first transmission knows that no copy had an effect.
 const INTERVALS: usize = 3;
 
-/// Id of a request: address and queue pair of its requester, and the requester's number of the request.
-pub(super) type RequestId = (SocketAddr, u32, u64);
-
-/// Returns the id of the request that a packet carries.
-pub(super) fn request_id(from: SocketAddr, packet: &Packet<'_>) -> RequestId {
-    (from, packet.qpn.value(), packet.number)
-}
+/// Id of a request: its tag. A repeated request has the same tag; another one has another, because the tag covers the
+/// number of the request, and the key is that of its requester's address and queue pair.
+pub(super) type RequestId = [u8; TAG_BYTES];
 
 /// An executed request, and its answer.
 #[derive(Debug)]
@@ -55,8 +51,12 @@ impl Record {
         self.intervals.iter().map(HashMap::len).sum()
     }
 
-    pub(super) fn find(&self, request_id: &RequestId) -> Option<&Effect> {
-        self.intervals.iter().find_map(|effects| effects.get(request_id))
+    /// Returns the effect of the request with this stamp.
+    pub(super) fn find(&self, request_id: &RequestId, stamp_ns: u64) -> Option<&Effect> {
+        // A request is executed at most `AHEAD_NS_MAX` before its stamp.
+        let is_current = stamp_ns >= self.began_ns.saturating_add(AHEAD_NS_MAX);
+        let intervals = if is_current { 1 } else { INTERVALS };
+        self.intervals[..intervals].iter().find_map(|effects| effects.get(request_id))
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -72,11 +72,40 @@ impl Record {
     pub(super) fn sweep(&mut self, now_ns: u64) {
         let ended = now_ns.saturating_sub(self.began_ns) / self.interval_ns;
         for _ in 0..ended.min(INTERVALS as u64) {
+            // The next interval probably has as many effects; a table that grows is copied each time.
+            let expected = self.intervals[0].len();
             self.intervals.rotate_right(1);
-            self.intervals[0] = HashMap::default();
+            self.intervals[0] = HashMap::with_capacity(expected);
         }
         if ended > 0 {
             (self.began_ns, self.answer_bytes) = (now_ns, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A copy finds the effect as long as its stamp is valid, at whatever time the first one came.
+    #[test]
+    fn an_effect_is_found_as_long_as_its_stamp_is_valid() {
+        const LIFE_NS: u64 = 50_000_000;
+        for first_ns in (LIFE_NS..5 * LIFE_NS).step_by(700_000) {
+            for stamp_ns in (first_ns - LIFE_NS..=first_ns + AHEAD_NS_MAX).step_by(5_000_000) {
+                let mut record = Record::new(LIFE_NS);
+                for now_ns in (0..=first_ns).step_by(10_000_000).chain([first_ns]) {
+                    record.sweep(now_ns);
+                }
+                record.insert([1; TAG_BYTES], Effect { status: Status::Done, answer: [].into() });
+                for now_ns in (first_ns..=stamp_ns + LIFE_NS).step_by(10_000_000) {
+                    record.sweep(now_ns);
+                    assert!(
+                        record.find(&[1; TAG_BYTES], stamp_ns).is_some(),
+                        "{first_ns} {stamp_ns} {now_ns}"
+                    );
+                }
+            }
         }
     }
 }

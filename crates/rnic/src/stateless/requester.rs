@@ -8,7 +8,7 @@ use super::orders::{EndedOrders, Order, OrderKind};
 use super::responder::seal;
 use super::tag::{self, Grant};
 use super::window::Window;
-use super::wire::{Kind, PAYLOAD_BYTES_MAX, Packet, Status};
+use super::wire::{Kind, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status};
 use super::work::{Done, Outcome, POSTED_MAX, PostError, Work};
 use crate::memory::{Access, Memory};
 
@@ -29,6 +29,8 @@ const REMINDER_NS: u64 = 50_000_000;
 pub struct Requester {
     grant: Grant,
     next_number: u64,
+    /// Maximum payload of a packet in bytes.
+    payload_bytes: usize,
     /// Time in ns for which a packet is repeated; `None` for [`PATIENCE_NS`], and T for one that the responder has no room
     /// for.
     patience_ns: Option<u64>,
@@ -104,6 +106,8 @@ struct Running {
     /// Number of packets sent so far: the first ones of `pieces`.
     sent: usize,
     answered: usize,
+    /// Sum of the weights of the packets in flight.
+    in_flight: usize,
     /// The outcome once a packet was not executed, or may not have been. The requester then sends no further packet of
     /// this request and of later ones, and the request ends when no sent packet can have an effect any more.
     failed: Option<Outcome>,
@@ -135,6 +139,7 @@ impl Requester {
         Requester {
             grant,
             next_number: first_number,
+            payload_bytes: PAYLOAD_BYTES_FIRST,
             patience_ns: None,
             sent: (0, 0),
             posted: VecDeque::new(),
@@ -152,7 +157,23 @@ impl Requester {
         self.patience_ns = Some(patience_ns);
     }
 
-    /// Returns the current maximum number of packets in flight.
+    /// Sets the maximum payload in bytes of the packets of later requests, which is [`PAYLOAD_BYTES_FIRST`] at first. The
+    /// path must carry packets of this length in both directions.
+    ///
+    /// # Panics
+    /// Panics if `bytes` is less than [`PAYLOAD_BYTES_FIRST`], or more than [`PAYLOAD_BYTES_MAX`].
+    pub fn set_payload_max(&mut self, bytes: usize) {
+        assert!((PAYLOAD_BYTES_FIRST..=PAYLOAD_BYTES_MAX).contains(&bytes), "{bytes} bytes of payload");
+        self.payload_bytes = bytes;
+    }
+
+    /// Returns the maximum payload of a packet in bytes.
+    pub(super) fn payload_max(&self) -> usize {
+        self.payload_bytes
+    }
+
+    /// Returns the current maximum number of packets in flight; a packet with a payload of more than 1 KiB counts as one
+    /// for each KiB that it has begun.
     pub fn window_packets(&self) -> usize {
         self.window.packets
     }
@@ -200,8 +221,8 @@ impl Requester {
         if u32::try_from(work.len()).is_err() {
             return Err(PostError::TooLong);
         }
-        if work.is_too_long() {
-            return Err(PostError::MessageTooLong);
+        if work.is_too_long(self.payload_bytes) {
+            return Err(PostError::MessageTooLong { packet_bytes_max: self.payload_bytes });
         }
         if self.outstanding() >= POSTED_MAX {
             return Err(PostError::Full);
@@ -234,9 +255,9 @@ impl Requester {
         open.filter(|(_, piece)| !piece.is_answered).map(|(_, piece)| piece.due_ns).min()
     }
 
-    /// Returns the number of packets in flight.
+    /// Returns the number of packets in flight, as [`Requester::window_packets`] counts them.
     fn in_flight(&self) -> usize {
-        self.running.iter().map(|running| running.sent - running.answered).sum()
+        self.running.iter().map(|running| running.in_flight).sum()
     }
 
     /// Returns the index in `running` of the request whose next packet may be sent for the first time: the number of
@@ -274,9 +295,10 @@ impl Requester {
         let index = self.next_to_send()?;
         if index == self.running.len() {
             let posted = self.posted.pop_front()?;
-            self.running.push_back(Running::new(posted, &mut self.next_number));
+            self.running.push_back(Running::new(posted, &mut self.next_number, self.payload_bytes));
         }
         let running = &mut self.running[index];
+        running.in_flight += running.pieces[running.sent].weight();
         running.sent += 1;
         Some((index, running.sent - 1))
     }
@@ -548,7 +570,7 @@ impl Requester {
     fn mark_answered(&mut self, now_ns: u64, index: usize, place: usize, memory: &impl Memory) {
         let running = &mut self.running[index];
         if running.pieces[place].attempts == 1 {
-            self.window.on_answer();
+            self.window.on_answer(running.pieces[place].weight());
         }
         running.mark_answered(place);
         if running.answered == running.pieces.len()
@@ -602,6 +624,11 @@ impl Requester {
 }
 
 impl Piece {
+    /// Returns the number of packets as which this one counts in the window.
+    fn weight(&self) -> usize {
+        self.len.div_ceil(PAYLOAD_BYTES_FIRST).max(1)
+    }
+
     /// Returns true if the requester stops waiting for the responder.
     fn is_given_up(&self, now_ns: u64, patience_ns: u64) -> bool {
         self.began_ns.is_some_and(|began_ns| now_ns >= began_ns + patience_ns)
@@ -625,14 +652,19 @@ fn work_of(order: &Order, memory: &impl Memory) -> Option<Work> {
 }
 
 impl Running {
-    fn new(Posted { origin, rkey, work, .. }: Posted, next_number: &mut u64) -> Running {
+    fn new(
+        Posted { origin, rkey, work, .. }: Posted,
+        next_number: &mut u64,
+        payload_bytes: usize,
+    ) -> Running {
         let (len, answer_len) = (work.len(), work.answer_len());
-        let count = len.div_ceil(PAYLOAD_BYTES_MAX).max(1);
+        let payload_bytes = if work.is_divisible() { payload_bytes } else { PAYLOAD_BYTES_MAX };
+        let count = len.div_ceil(payload_bytes).max(1);
         let piece = |index: usize| {
-            let offset = index * PAYLOAD_BYTES_MAX;
+            let offset = index * payload_bytes;
             Piece {
                 offset,
-                len: (len - offset).min(PAYLOAD_BYTES_MAX),
+                len: (len - offset).min(payload_bytes),
                 number: *next_number + index as u64,
                 stamp_ns: None,
                 first_sent_ns: 0,
@@ -646,7 +678,8 @@ impl Running {
         let pieces = (0..count).map(piece).collect();
         *next_number += count as u64;
         let bytes = vec![0; answer_len];
-        Running { origin, rkey, work, bytes, pieces, first_open: 0, sent: 0, answered: 0, failed: None }
+        let (first_open, sent, answered, in_flight) = (0, 0, 0, 0);
+        Running { origin, rkey, work, bytes, pieces, first_open, sent, answered, in_flight, failed: None }
     }
 
     /// Returns the sent packets from the first unanswered one on, with their indices.
@@ -657,6 +690,7 @@ impl Running {
     fn mark_answered(&mut self, place: usize) {
         self.pieces[place].is_answered = true;
         self.answered += 1;
+        self.in_flight -= self.pieces[place].weight();
         while self.pieces[..self.sent].get(self.first_open).is_some_and(|piece| piece.is_answered) {
             self.first_open += 1;
         }

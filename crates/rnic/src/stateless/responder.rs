@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use super::inbox::{AnswerError, Caller, Inbox, Message};
 use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
-use super::record::{AHEAD_NS_MAX, Effect, Record, request_id};
+use super::record::{AHEAD_NS_MAX, Effect, Record, RequestId};
 use super::tag::{self, Grant, Rights, TAG_BYTES};
-use super::wire::{Kind, NOTE_BYTES, PAYLOAD_BYTES_MAX, Packet, Status};
+use super::wire::{Kind, NOTE_BYTES, PAYLOAD_AT, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status};
 use crate::memory::{Access, Memory, Refused};
 use crate::wire::{ICRC_BYTES, Qpn};
 
@@ -113,16 +113,18 @@ impl Responder {
         bytes: &[u8],
         buffer: &mut [u8],
     ) -> Result<(SocketAddr, usize), AnswerError> {
-        if bytes.len() > PAYLOAD_BYTES_MAX {
+        // The responder does not know the requester's path.
+        if bytes.len() > PAYLOAD_BYTES_FIRST {
             return Err(AnswerError::TooLong);
         }
-        self.sweep(now_ns);
-        let Caller { request_id, rkey, rights, .. } = self.inbox.close(id).ok_or(AnswerError::Unknown)?;
-        let (to, qpn, number) = request_id;
+        self.now_ns = self.now_ns.max(now_ns);
+        self.sweep(self.now_ns);
+        let Caller { request_id, from: to, qpn, number, rkey, rights, .. } =
+            self.inbox.close(id).ok_or(AnswerError::Unknown)?;
         self.record.insert(request_id, Effect { status: Status::Done, answer: bytes.into() });
         let packet = Packet {
             kind: Kind::Calla,
-            qpn: Qpn::new(qpn),
+            qpn,
             number,
             stamp_ns: now_ns,
             address: 0,
@@ -208,36 +210,40 @@ impl Responder {
         // Packets of one batch may have no arrival time of their own, and the system's clock may be set.
         self.now_ns = self.now_ns.max(now_ns);
         let now_ns = self.now_ns;
-        let Some((packet, key)) = self.authenticate(from, body) else {
+        let Some((packet, key, request_id)) = self.authenticate(from, body) else {
             self.counters.forged += 1;
             return None;
         };
-        let mut payload = [0; PAYLOAD_BYTES_MAX];
+        let payload = &mut answer[PAYLOAD_AT..][..PAYLOAD_BYTES_MAX];
         let (status, len) = match packet.kind {
-            Kind::Gd => self.read(&packet, memory, &mut payload),
+            Kind::Gd => self.read(&packet, memory, payload),
             Kind::Ea | Kind::Cqep => {
                 let is_end = packet.kind == Kind::Cqep;
                 let Packet { qpn, number, status, .. } = packet;
                 self.orders.handle_answer(now_ns, from, qpn, number, status, is_end);
                 (Status::Done, 0)
             }
-            _ => self.execute_once(now_ns, from, &packet, memory, &mut payload)?,
+            _ => self.execute_once(now_ns, from, request_id, &packet, memory, payload)?,
         };
         let kind = packet.kind.answer()?;
-        let reply =
-            Packet { kind, stamp_ns: now_ns, len: len as u32, status, payload: &payload[..len], ..packet };
-        Some(seal(&reply, &key, answer))
+        let reply = Packet { kind, stamp_ns: now_ns, len: len as u32, status, payload: &[], ..packet };
+        let covered = reply.emit_around(len, answer);
+        Some(add_tag(covered, &key, answer))
     }
 
-    /// Returns a requester's packet and the key of its tag; `None` if the packet is invalid or its tag is wrong.
-    fn authenticate<'a>(&self, from: SocketAddr, body: &'a [u8]) -> Option<(Packet<'a>, [u8; 32])> {
+    /// Returns a requester's packet, the key of its tag, and the tag; `None` if the packet is invalid or its tag is wrong.
+    fn authenticate<'a>(
+        &self,
+        from: SocketAddr,
+        body: &'a [u8],
+    ) -> Option<(Packet<'a>, [u8; 32], RequestId)> {
         let (packet, covered, tag) = Packet::parse(body)?;
         let is_for_responder = packet.kind.answer().is_some() || packet.kind == Kind::Ea;
         if packet.epoch != self.epoch || !is_for_responder {
             return None;
         }
         let key = tag::derive(&self.secret, from, packet.qpn, packet.rkey, packet.rights, packet.epoch);
-        tag::is_equal(&tag::tag(&key, covered), tag).then_some((packet, key))
+        tag::is_equal(&tag::tag(&key, covered), tag).then_some((packet, key, *tag))
     }
 
     /// Reads memory into `payload`. Returns the status and the number of bytes of the answer.
@@ -267,19 +273,19 @@ impl Responder {
         &mut self,
         now_ns: u64,
         from: SocketAddr,
+        request_id: RequestId,
         packet: &Packet<'_>,
         memory: &impl Memory,
         payload: &mut [u8],
     ) -> Option<(Status, usize)> {
         self.sweep(now_ns);
-        let request_id = request_id(from, packet);
-        if let Some(Effect { status, answer }) = self.record.find(&request_id) {
+        if let Some(Effect { status, answer }) = self.record.find(&request_id, packet.stamp_ns) {
             self.counters.repeated += 1;
             payload[..answer.len()].copy_from_slice(answer);
             return Some((*status, answer.len()));
         }
         let is_message = matches!(packet.kind, Kind::Send | Kind::Call | Kind::Rdm);
-        if is_message && self.inbox.is_open(&request_id) {
+        if packet.kind == Kind::Call && self.inbox.is_open(&request_id) {
             self.counters.repeated += 1;
             return Some((Status::InProgress, 0));
         }
@@ -295,7 +301,7 @@ impl Responder {
         let executed = match packet.kind {
             Kind::Rd => write(packet, packet.len, packet.payload, memory).map(|()| 0),
             Kind::Send | Kind::Call | Kind::Rdm => {
-                let Packet { kind, rkey, rights, payload, address, .. } = *packet;
+                let Packet { kind, qpn, number, rkey, rights, payload, address, .. } = *packet;
                 let (note, bytes) =
                     payload.split_at(if kind == Kind::Rdm { NOTE_BYTES } else { payload.len() });
                 let written =
@@ -305,7 +311,7 @@ impl Responder {
                         Kind::Send => (address as u32, (address >> 32) as u32),
                         _ => (0, note.len() as u32),
                     };
-                    let caller = Caller { request_id, rkey, rights, began_ns: now_ns };
+                    let caller = Caller { request_id, from, qpn, number, rkey, rights, began_ns: now_ns };
                     self.inbox.add(caller, note, place, kind == Kind::Call);
                     0
                 })
@@ -357,7 +363,11 @@ fn atomic(packet: &Packet<'_>, memory: &impl Memory) -> Result<u64, Refused> {
 
 /// Writes a packet and its tag. Returns its length in bytes, which includes the ICRC that the caller adds.
 pub(super) fn seal(packet: &Packet<'_>, key: &[u8; 32], buffer: &mut [u8]) -> usize {
-    let covered = packet.emit(buffer);
+    add_tag(packet.emit(buffer), key, buffer)
+}
+
+/// Writes the tag behind the `covered` bytes of a packet. Returns the packet's length in bytes with the ICRC.
+fn add_tag(covered: usize, key: &[u8; 32], buffer: &mut [u8]) -> usize {
     let tag = tag::tag(key, &buffer[..covered]);
     buffer[covered..covered + TAG_BYTES].copy_from_slice(&tag);
     covered + TAG_BYTES + ICRC_BYTES

@@ -1,6 +1,7 @@
 //! Rights, and the keys and tags that prove them. Both are computed with keyed BLAKE3.
 //!
-//! A key is a hash of 48 bytes, a tag a hash of the packet: under a microsecond for 1 KiB on current processors.
+//! A key is a hash of 48 bytes, a tag a hash of the packet: about a tenth of a microsecond for a short one, one or two for
+//! 4 KiB.
 //! AES-GMAC would need a key schedule per packet, because each requester has its own key and the responder stores none.
 
 use core::net::{IpAddr, SocketAddr};
@@ -103,7 +104,8 @@ pub(super) fn derive(
 // [ROCE-STATELESS-3]
 pub(super) fn tag(key: &[u8; 32], packet: &[u8]) -> [u8; TAG_BYTES] {
     let mut hasher = blake3::Hasher::new_keyed(key);
-    hasher.update(&packet[..1]).update(&packet[5..8]).update(&packet[BTH_BYTES..]);
+    // The long part is first, because blake3 hashes whole KiB of one update, counted from the start, in parallel.
+    hasher.update(&packet[BTH_BYTES..]).update(&packet[..1]).update(&packet[5..8]);
     *hasher.finalize().as_bytes().first_chunk().expect("a hash is longer")
 }
 

@@ -3,7 +3,7 @@
 //! It doubles in each round trip up to half of the window at the last loss, then grows by one packet in each. A loss
 //! halves it, once per window.
 
-/// Minimum and first window: packets that each requester may have in flight at any time.
+/// Minimum and first window: packets of 1 KiB that each requester may have in flight at any time.
 pub const WINDOW_PACKETS: usize = 16;
 /// Maximum window: 256 KiB, less than the receive buffer of a socket that has no other sender.
 const WINDOW_PACKETS_MAX: usize = 256;
@@ -27,12 +27,13 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Handles the answer to a packet that was sent once.
-    pub(super) fn on_answer(&mut self) {
-        self.answers += 1;
-        if self.packets < self.threshold || self.answers >= self.packets {
+    /// Handles the answer to a packet that was sent once, and that counts as `weight` packets.
+    pub(super) fn on_answer(&mut self, weight: usize) {
+        self.answers += weight;
+        let is_below = self.packets < self.threshold;
+        if is_below || self.answers >= self.packets {
             self.answers = 0;
-            self.packets = (self.packets + 1).min(WINDOW_PACKETS_MAX);
+            self.packets = (self.packets + if is_below { weight } else { 1 }).min(WINDOW_PACKETS_MAX);
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   BTH, 12 bytes: opcode 0xe0 to 0xee, queue pair of the requester, packet number = lower bits of `number`
 //!   0        8        16       24     28     32      36       37        38
-//!  | number | stamp  | address| rkey | len  | epoch | rights | status  | 0  0 |     40 bytes, big-endian
+//!  | number | stamp  | address| rkey | len  | epoch | rights | status  | payload len |     40 bytes, big-endian
 //!   payload, padded to 4 ─ tag, 16 bytes ─ ICRC, 4 bytes
 //! ```
 
@@ -13,9 +13,13 @@ use crate::wire::{ICRC_BYTES, Qpn};
 /// Length of the transport header in bytes.
 pub(super) const BTH_BYTES: usize = 12;
 const HEADER_BYTES: usize = 40;
-/// Maximum payload of a stateless pair's packet, in bytes. With all headers, such a packet fits into an Ethernet frame
-/// of 1,500 bytes.
-pub const PAYLOAD_BYTES_MAX: usize = 1_024;
+/// Offset of the payload in a packet.
+pub(super) const PAYLOAD_AT: usize = BTH_BYTES + HEADER_BYTES;
+/// Maximum payload of a stateless pair's packet, in bytes.
+pub const PAYLOAD_BYTES_MAX: usize = 4_096;
+/// Maximum payload over a path whose MTU is unknown. With all headers, such a packet fits into an Ethernet frame of 1,500
+/// bytes.
+pub const PAYLOAD_BYTES_FIRST: usize = 1_024;
 /// Length in bytes of a stateless pair's packet without its payload and padding.
 pub const OVERHEAD_BYTES: usize = BTH_BYTES + HEADER_BYTES + TAG_BYTES + ICRC_BYTES;
 
@@ -151,7 +155,7 @@ pub(super) struct Packet<'a> {
     pub(super) address: u64,
     pub(super) rkey: u32,
     /// In a GD, the number of bytes to read. In an RD, the number of bytes from `address` to the end of the request, of
-    /// which the packet carries the first ones. In other packets, the length of the payload.
+    /// which the payload has the first ones. In other packets, the length of the payload.
     pub(super) len: u32,
     pub(super) epoch: u32,
     pub(super) rights: Rights,
@@ -178,12 +182,15 @@ impl<'a> Packet<'a> {
             _ => return None,
         };
         let len = u32_at(28);
-        let carried = match kind {
-            Kind::Gd => 0,
-            Kind::Rd => (len as usize).min(PAYLOAD_BYTES_MAX),
-            _ => len as usize,
+        let carried = usize::from(u16::from_be_bytes([header[38], header[39]]));
+        let is_complete = match kind {
+            Kind::Gd => carried == 0,
+            // Every packet but the last one has a payload, so each makes progress.
+            Kind::Rd => carried <= len as usize && (carried > 0 || len == 0),
+            _ => carried == len as usize,
         };
-        if carried > PAYLOAD_BYTES_MAX
+        if !is_complete
+            || carried > PAYLOAD_BYTES_MAX
             || kind == Kind::Rdm && carried < NOTE_BYTES
             || padded.len() != carried.next_multiple_of(4)
         {
@@ -207,25 +214,31 @@ impl<'a> Packet<'a> {
 
     /// Writes the packet without tag and ICRC, and returns its length.
     pub(super) fn emit(&self, buffer: &mut [u8]) -> usize {
-        let padded = self.payload.len().next_multiple_of(4);
+        buffer[PAYLOAD_AT..][..self.payload.len()].copy_from_slice(self.payload);
+        self.emit_around(self.payload.len(), buffer)
+    }
+
+    /// Writes the packet, as [`Packet::emit`] does, but with the `carried` bytes of payload that `buffer` has already at
+    /// [`PAYLOAD_AT`].
+    pub(super) fn emit_around(&self, carried: usize, buffer: &mut [u8]) -> usize {
+        let padded = carried.next_multiple_of(4);
         buffer[0] = self.kind as u8;
         // Migrated path, padding; the default partition.
-        buffer[1] = 0x40 | ((padded - self.payload.len()) as u8) << 4;
+        buffer[1] = 0x40 | ((padded - carried) as u8) << 4;
         buffer[2..5].copy_from_slice(&[0xff, 0xff, 0]);
         buffer[5..8].copy_from_slice(&self.qpn.value().to_be_bytes()[1..]);
         buffer[8] = 0;
         buffer[9..12].copy_from_slice(&self.number.to_be_bytes()[5..]);
-        let header = &mut buffer[BTH_BYTES..BTH_BYTES + HEADER_BYTES];
+        let header = &mut buffer[BTH_BYTES..PAYLOAD_AT];
         header[..8].copy_from_slice(&self.number.to_be_bytes());
         header[8..16].copy_from_slice(&self.stamp_ns.to_be_bytes());
         header[16..24].copy_from_slice(&self.address.to_be_bytes());
         header[24..28].copy_from_slice(&self.rkey.to_be_bytes());
         header[28..32].copy_from_slice(&self.len.to_be_bytes());
         header[32..36].copy_from_slice(&self.epoch.to_be_bytes());
-        header[36..40].copy_from_slice(&[self.rights.bits(), self.status as u8, 0, 0]);
-        let payload = BTH_BYTES + HEADER_BYTES;
-        buffer[payload..][..self.payload.len()].copy_from_slice(self.payload);
-        buffer[payload + self.payload.len()..payload + padded].fill(0);
-        payload + padded
+        header[36..38].copy_from_slice(&[self.rights.bits(), self.status as u8]);
+        header[38..40].copy_from_slice(&(carried as u16).to_be_bytes());
+        buffer[PAYLOAD_AT + carried..PAYLOAD_AT + padded].fill(0);
+        PAYLOAD_AT + padded
     }
 }

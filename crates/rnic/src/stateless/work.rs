@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::wire::{Kind, NOTE_BYTES, PAYLOAD_BYTES_MAX, SEND_BYTES_MAX};
+use super::wire::{Kind, NOTE_BYTES, SEND_BYTES_MAX};
 
 /// Maximum number of posted requests.
 pub(super) const POSTED_MAX: usize = 128;
@@ -42,22 +42,22 @@ pub enum Work {
         /// The replacement.
         new: u64,
     },
-    /// Sends a message of at most [`SEND_BYTES_MAX`] bytes to the responder's process. A message longer than
-    /// [`PAYLOAD_BYTES_MAX`] arrives in several parts, each once and in any order; see
-    /// [`Message`](super::Message).
+    /// Sends a message of at most [`SEND_BYTES_MAX`] bytes to the responder's process. A message longer than the payload
+    /// of a packet ([`set_payload_max`](super::Requester::set_payload_max)) arrives in several parts, each once and in any
+    /// order; see [`Message`](super::Message).
     Send {
         /// The bytes of the message.
         bytes: Vec<u8>,
     },
-    /// Writes `bytes`, and sends a message to the responder's process after it, both by one packet. The note and the
-    /// bytes together may have [`PAYLOAD_BYTES_MAX`] bytes.
+    /// Writes `bytes`, and sends a message to the responder's process after it, both by one packet, which limits the note
+    /// and the bytes together.
     WriteNote {
         /// Address of the first byte in the responder's memory.
         address: u64,
         /// The note and then the bytes to write, as in the packet.
         note_and_bytes: Vec<u8>,
     },
-    /// Sends a message of at most [`PAYLOAD_BYTES_MAX`] bytes to the responder's process, which answers it.
+    /// Sends a message of at most one packet to the responder's process, which answers it.
     /// [`Outcome::Success`] returns the answer. Later requests of the requester wait until then.
     Call {
         /// The bytes of the message.
@@ -108,13 +108,13 @@ impl Work {
         }
     }
 
-    /// Returns true if the request exceeds the maximum length of its kind.
-    pub(super) fn is_too_long(&self) -> bool {
+    /// Returns true if the request exceeds the maximum length of its kind. A packet has up to `payload_bytes` of payload.
+    pub(super) fn is_too_long(&self, payload_bytes: usize) -> bool {
         match self {
             Work::Send { bytes } => bytes.len() > SEND_BYTES_MAX,
-            Work::Call { bytes } => bytes.len() > PAYLOAD_BYTES_MAX,
+            Work::Call { bytes } => bytes.len() > payload_bytes,
             Work::WriteNote { note_and_bytes, .. } => {
-                !(NOTE_BYTES..=PAYLOAD_BYTES_MAX).contains(&note_and_bytes.len())
+                !(NOTE_BYTES..=payload_bytes).contains(&note_and_bytes.len())
             }
             _ => false,
         }
@@ -137,6 +137,11 @@ impl Work {
             Work::Send { .. } => Kind::Send,
             Work::Call { .. } => Kind::Call,
         }
+    }
+
+    /// Returns true if several packets may carry the request.
+    pub(super) fn is_divisible(&self) -> bool {
+        matches!(self, Work::Read { .. } | Work::Write { .. } | Work::Send { .. })
     }
 
     /// Returns true if the request must not be executed twice.
@@ -199,8 +204,11 @@ pub enum PostError {
     TooLong,
     /// The message, or the bytes of a write with a note, exceed their maximum.
     #[error(
-        "the message is too long: a call or a write with a note may have {PAYLOAD_BYTES_MAX} bytes, a message \
+        "the message is too long: a call or a write with a note may have {packet_bytes_max} bytes, a message \
          {SEND_BYTES_MAX}; write longer data to memory"
     )]
-    MessageTooLong,
+    MessageTooLong {
+        /// Maximum payload of a packet of this requester.
+        packet_bytes_max: usize,
+    },
 }

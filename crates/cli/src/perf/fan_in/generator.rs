@@ -343,9 +343,8 @@ impl Crowd {
         run: &mut Count,
         mut active: Option<&mut BTreeSet<u32>>,
     ) -> anyhow::Result<u64> {
-        let mut ended = 0;
+        let (mut ended, mut packet) = (0, [0; PACKET_BYTES]);
         loop {
-            let mut packet = [0; PACKET_BYTES];
             let len = match self.lanes[lane].socket.recv(&mut packet) {
                 Ok(len) => len,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(ended),

@@ -4,14 +4,14 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use halite_rnic::stateless::{OVERHEAD_BYTES, PAYLOAD_BYTES_MAX};
+use halite_rnic::stateless::{OVERHEAD_BYTES, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX};
 use halite_rnic::{Config, Memory, Mtu, Refused, Retry};
 
 use super::{BYTES_MAX, MEMORY_BYTES, RKEY};
 
 /// Length of a buffer for any packet of either mode, in bytes.
 pub const PACKET_BYTES: usize = OVERHEAD_BYTES + PAYLOAD_BYTES_MAX;
-const _: () = assert!(PAYLOAD_BYTES_MAX as u64 >= BYTES_MAX);
+const _: () = assert!(PAYLOAD_BYTES_FIRST as u64 >= BYTES_MAX);
 
 /// Time without an answer after which the other side counts as gone.
 const PATIENCE: Duration = Duration::from_secs(5);
