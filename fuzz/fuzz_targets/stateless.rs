@@ -65,9 +65,7 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
     let is_too_long = match &work {
         Work::Send { bytes } => bytes.len() > SEND_BYTES_MAX,
         Work::Call { bytes } => bytes.len() > payload_max,
-        Work::WriteNote { note_and_bytes, .. } => {
-            !(NOTE_BYTES..=payload_max).contains(&note_and_bytes.len())
-        }
+        Work::WriteNote { note_and_bytes, .. } => !(NOTE_BYTES..=payload_max).contains(&note_and_bytes.len()),
         _ => false,
     };
     assert_eq!(requester.post_to(1, rkey % 2, work, false).is_err(), is_too_long);

@@ -1,4 +1,5 @@
-//! Tests of composite fabrics.
+//! Tests of composite fabrics, and of requests that wait for their turn.
 
+mod backlog;
 mod composite;
 mod scripted;
