@@ -314,9 +314,12 @@ fn names_move_to_etcd_under_load() {
         made.into()
     });
     assert_eq!(scratch.ok("directory show"), format!("names are at {}\n", etcd.address("moved")));
-    let keys = etcd.ctl(&["get", "--prefix", "/moved/names/", "--keys-only"]);
-    let names = keys.lines().filter(|key| key.starts_with("/moved/names/")).count();
-    assert_eq!(names as u32, 1 + made.iter().map(|made| made.div_ceil(4)).sum::<u32>());
+    let kept = 1 + made.iter().map(|made| made.div_ceil(4)).sum::<u32>();
+    // If etcd answers late, the node removes the name of a freed region later.
+    eventually(|| {
+        let keys = etcd.ctl(&["get", "--prefix", "/moved/names/", "--keys-only"]);
+        keys.lines().filter(|key| key.starts_with("/moved/names/")).count() as u32 == kept
+    });
     // Names no longer need node 0.
     Process::open(scratch.pid(0)).kill();
     scratch.ok(&format!("put more {file} --node 1"));
