@@ -438,6 +438,23 @@ fn a_new_epoch_ends_all_grants() {
     assert_eq!(world.write(0, b"bread"), Outcome::Success(Vec::new()));
 }
 
+/// The repeated request has another key, and thus another tag.
+#[test]
+fn an_effect_whose_answer_was_lost_is_not_repeated_in_a_new_epoch() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.write(0, &1u64.to_ne_bytes()), Outcome::Success(Vec::new()));
+    world.requester.post(1, Work::FetchAdd { address: 0, add: 1 }).unwrap();
+    world.lost_packet = Some(1);
+    while world.lost_packet.is_some() {
+        assert!(world.step());
+    }
+    world.responder.raise_epoch([3; 32]);
+    world.requester.regrant(world.responder.grant(address(), Qpn::new(5), KEY, Rights::ReadWrite));
+    while world.step() {}
+    assert!(world.requester.poll_done().is_some_and(|done| matches!(done.outcome, Outcome::Success(_))));
+    assert_eq!(world.memory.0.borrow()[..8], 2u64.to_ne_bytes());
+}
+
 /// The record has the effects of the last intervals, of any requester.
 #[test]
 fn the_record_forgets_former_requesters() {

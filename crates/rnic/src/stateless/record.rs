@@ -1,9 +1,9 @@
 //! The record of effects: the requests that a responder has executed recently, and their answers.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 
-use super::tag::TAG_BYTES;
-use super::wire::Status;
+use super::wire::{Packet, Status};
 
 /// Maximum number of effects of one interval. Further requests with an effect are refused as busy.
 const EFFECTS_MAX: usize = 1 << 18;
@@ -16,9 +16,14 @@ pub(super) const AHEAD_NS_MAX: u64 = 5_000_000;
 /// requester that gets "expired" within twice T of its first transmission knows that no copy had an effect.
 const INTERVALS: usize = 3;
 
-/// Id of a request: its tag. A repeated request has the same tag; another one has another, because the tag covers the
-/// number of the request, and the key is that of its requester's address and queue pair.
-pub(super) type RequestId = [u8; TAG_BYTES];
+/// Id of a request: address and queue pair of its requester, and the requester's number of the request. A repeated
+/// request may have another tag, because a new epoch changes all keys.
+pub(super) type RequestId = (SocketAddr, u32, u64);
+
+/// Returns the id of the request that a packet carries.
+pub(super) fn request_id(from: SocketAddr, packet: &Packet<'_>) -> RequestId {
+    (from, packet.qpn.value(), packet.number)
+}
 
 /// An executed request, and its answer.
 #[derive(Debug)]
@@ -91,19 +96,17 @@ mod tests {
     #[test]
     fn an_effect_is_found_as_long_as_its_stamp_is_valid() {
         const LIFE_NS: u64 = 50_000_000;
+        let id = ("10.0.0.1:1".parse().unwrap(), 5, 1);
         for first_ns in (LIFE_NS..5 * LIFE_NS).step_by(700_000) {
             for stamp_ns in (first_ns - LIFE_NS..=first_ns + AHEAD_NS_MAX).step_by(5_000_000) {
                 let mut record = Record::new(LIFE_NS);
                 for now_ns in (0..=first_ns).step_by(10_000_000).chain([first_ns]) {
                     record.sweep(now_ns);
                 }
-                record.insert([1; TAG_BYTES], Effect { status: Status::Done, answer: [].into() });
+                record.insert(id, Effect { status: Status::Done, answer: [].into() });
                 for now_ns in (first_ns..=stamp_ns + LIFE_NS).step_by(10_000_000) {
                     record.sweep(now_ns);
-                    assert!(
-                        record.find(&[1; TAG_BYTES], stamp_ns).is_some(),
-                        "{first_ns} {stamp_ns} {now_ns}"
-                    );
+                    assert!(record.find(&id, stamp_ns).is_some(), "{first_ns} {stamp_ns} {now_ns}");
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::inbox::{AnswerError, Caller, Inbox, Message};
 use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
-use super::record::{AHEAD_NS_MAX, Effect, Record, RequestId};
+use super::record::{AHEAD_NS_MAX, Effect, Record, request_id};
 use super::tag::{self, Grant, Rights, TAG_BYTES};
 use super::wire::{Kind, NOTE_BYTES, PAYLOAD_AT, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status};
 use crate::memory::{Access, Memory, Refused};
@@ -210,7 +210,7 @@ impl Responder {
         // Packets of one batch may have no arrival time of their own, and the system's clock may be set.
         self.now_ns = self.now_ns.max(now_ns);
         let now_ns = self.now_ns;
-        let Some((packet, key, request_id)) = self.authenticate(from, body) else {
+        let Some((packet, key)) = self.authenticate(from, body) else {
             self.counters.forged += 1;
             return None;
         };
@@ -223,7 +223,7 @@ impl Responder {
                 self.orders.handle_answer(now_ns, from, qpn, number, status, is_end);
                 (Status::Done, 0)
             }
-            _ => self.execute_once(now_ns, from, request_id, &packet, memory, payload)?,
+            _ => self.execute_once(now_ns, from, &packet, memory, payload)?,
         };
         let kind = packet.kind.answer()?;
         let reply = Packet { kind, stamp_ns: now_ns, len: len as u32, status, payload: &[], ..packet };
@@ -231,19 +231,15 @@ impl Responder {
         Some(add_tag(covered, &key, answer))
     }
 
-    /// Returns a requester's packet, the key of its tag, and the tag; `None` if the packet is invalid or its tag is wrong.
-    fn authenticate<'a>(
-        &self,
-        from: SocketAddr,
-        body: &'a [u8],
-    ) -> Option<(Packet<'a>, [u8; 32], RequestId)> {
+    /// Returns a requester's packet, and the key of its tag; `None` if the packet is invalid or its tag is wrong.
+    fn authenticate<'a>(&self, from: SocketAddr, body: &'a [u8]) -> Option<(Packet<'a>, [u8; 32])> {
         let (packet, covered, tag) = Packet::parse(body)?;
         let is_for_responder = packet.kind.answer().is_some() || packet.kind == Kind::Ea;
         if packet.epoch != self.epoch || !is_for_responder {
             return None;
         }
         let key = tag::derive(&self.secret, from, packet.qpn, packet.rkey, packet.rights, packet.epoch);
-        tag::is_equal(&tag::tag(&key, covered), tag).then_some((packet, key, *tag))
+        tag::is_equal(&tag::tag(&key, covered), tag).then_some((packet, key))
     }
 
     /// Reads memory into `payload`. Returns the status and the number of bytes of the answer.
@@ -273,12 +269,12 @@ impl Responder {
         &mut self,
         now_ns: u64,
         from: SocketAddr,
-        request_id: RequestId,
         packet: &Packet<'_>,
         memory: &impl Memory,
         payload: &mut [u8],
     ) -> Option<(Status, usize)> {
         self.sweep(now_ns);
+        let request_id = request_id(from, packet);
         if let Some(Effect { status, answer }) = self.record.find(&request_id, packet.stamp_ns) {
             self.counters.repeated += 1;
             payload[..answer.len()].copy_from_slice(answer);
