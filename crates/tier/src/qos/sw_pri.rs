@@ -11,8 +11,9 @@
 //! So high priority always finds room for twice its load. If its load grows into that room, the limit falls further; if
 //! not, low priority uses the rest. The smaller of the two limits applies.
 //!
-//! Unless it is configured, the link's rate is the highest rate of the last 10 s. A limit hides the full rate, so low
-//! priority runs without a limit for one window every 2 s. Operations of low priority hide the usual round trip, so low
+//! Unless it is configured, the link's rate is the highest rate of the last 10 s that lasted for two windows: a single
+//! window may show a burst, because a late thread observes many completions at once. A limit hides the full rate, so low
+//! priority runs without a limit for two windows every 4 s. Operations of low priority hide the usual round trip, so low
 //! priority has only its least rate for one window every 5 s. Round trips count as longer if they also exceed those of
 //! such windows by four standard deviations, because processors delay them as well.
 
@@ -21,9 +22,10 @@ use super::{Bucket, Priority, SECOND_NS, Shaper};
 /// Length of a window (one measurement), in nanoseconds: the time of 150 operations of 8 KiB over 1 Gbit/s, and four
 /// times the maximum delay of an acknowledgement over UDP.
 const WINDOW_NS: u64 = 10_000_000;
-/// Interval between windows without a limit, in nanoseconds. Such windows take a 200th of the time, so they do not
-/// affect the 99th percentile of round trips.
-const PROBE_INTERVAL_NS: u64 = 2_000_000_000;
+/// Number of consecutive windows without a limit, which show the rate of the link, and interval between them, in
+/// nanoseconds. They take a 200th of the time, so they do not affect the 99th percentile of round trips.
+const PROBE_WINDOWS: u32 = 2;
+const PROBE_INTERVAL_NS: u64 = 4_000_000_000;
 /// Length of a generation, in nanoseconds. Rates and round trips of the current and the previous generation are kept.
 const GENERATION_NS: u64 = 5_000_000_000;
 /// Low priority has no limit while high priority uses less than one part in `LOW_LOAD_PARTS` of the link's rate.
@@ -98,8 +100,10 @@ pub(super) struct SwPri {
     limit_by_delay: Option<u64>,
     /// Time from which round trips show the effect of the last change of the limit.
     settled_ns: u64,
-    /// True in a window in which low priority has no limit.
-    is_probing: bool,
+    /// Rate of both priorities in the previous window, in bytes per second.
+    previous_rate: u64,
+    /// Number of windows, with this one, in which low priority has no limit.
+    probe_windows: u32,
     next_probe_ns: u64,
     /// True in a window in which low priority has its least rate, so that round trips show the idle path.
     is_baseline: bool,
@@ -124,7 +128,8 @@ impl SwPri {
             limit_by_load: None,
             limit_by_delay: None,
             settled_ns: 0,
-            is_probing: false,
+            previous_rate: 0,
+            probe_windows: 0,
             next_probe_ns: now_ns,
             is_baseline: false,
             next_baseline_ns: now_ns,
@@ -153,7 +158,9 @@ impl SwPri {
             u64::try_from(rate).unwrap_or(u64::MAX)
         };
         let (high, low) = (per_second(self.high_bytes), per_second(self.low_bytes));
-        self.seen[0].rate = self.seen[0].rate.max(high.saturating_add(low));
+        let rate = high.saturating_add(low);
+        self.seen[0].rate = self.seen[0].rate.max(rate.min(self.previous_rate));
+        self.previous_rate = rate;
         // An idle node does not call this method, so the elapsed time may cover many windows.
         let faded = (0..(elapsed_ns / WINDOW_NS).min(64)).fold(self.load, |load, _| load / 4 * 3);
         let operations = per_second(self.high_operations.saturating_mul(OPERATION_BYTES));
@@ -168,10 +175,15 @@ impl SwPri {
         } else {
             self.limit_by_delay = self.next_limit_by_delay(now_ns, link, before.unwrap_or(low));
         }
-        self.is_probing = self.rate.is_none() && self.has_delayed && now_ns >= self.next_probe_ns;
-        if self.is_probing {
+        self.probe_windows = self.probe_windows.saturating_sub(1);
+        if self.rate.is_none() && self.has_delayed && now_ns >= self.next_probe_ns {
+            self.probe_windows = PROBE_WINDOWS;
             self.next_probe_ns = now_ns.saturating_add(PROBE_INTERVAL_NS);
-        } else if self.round_trips.count > 0 && low > 0 && now_ns >= self.next_baseline_ns {
+        } else if self.probe_windows == 0
+            && self.round_trips.count > 0
+            && low > 0
+            && now_ns >= self.next_baseline_ns
+        {
             self.is_baseline = true;
             self.next_baseline_ns = now_ns.saturating_add(GENERATION_NS);
         }
@@ -251,7 +263,7 @@ impl Shaper for SwPri {
     }
 
     fn limit(&self, priority: Priority) -> Option<u64> {
-        if priority == Priority::High || self.is_probing {
+        if priority == Priority::High || self.probe_windows > 0 {
             return None;
         }
         let least = self.is_baseline.then(|| floor(self.link_rate()));

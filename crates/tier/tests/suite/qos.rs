@@ -144,6 +144,25 @@ fn low_priority_gives_way_when_round_trips_grow() {
     assert!(equal.small_p99_ns > 50 * idle, "{}", equal.small_p99_ns);
 }
 
+/// Regression: a thread that was late observed many completions at once, and the limits followed that rate.
+#[test]
+fn a_burst_of_completions_is_not_the_rate_of_the_link() {
+    let mut shaper = Qos { policy: Policy::SwPri, rate: None }.shaper(0).unwrap().expect("a policy");
+    let mut unobserved_ms = 0;
+    for ms in 1..3_000 {
+        unobserved_ms += 1;
+        // The thread is late by 15 ms in each 100 ms.
+        if ms % 100 >= 15 {
+            let bytes = unobserved_ms * LINK / 1_000;
+            shaper.on_done(ms * MS, Priority::High, bytes / 4);
+            shaper.on_done(ms * MS, Priority::Low, bytes / 4 * 3);
+            unobserved_ms = 0;
+        }
+    }
+    let limit = shaper.limit(Priority::Low).expect("high priority has a load");
+    assert!(limit < LINK / 10 * 6, "{limit}: twice a quarter of the link is for high priority");
+}
+
 /// Many short operations are a load, although they have few bytes.
 #[test]
 fn low_priority_gives_way_to_many_short_operations() {
