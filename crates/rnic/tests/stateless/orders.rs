@@ -1,0 +1,123 @@
+//! Orders: requests of the responder that a requester executes.
+
+use super::*;
+
+fn order(kind: OrderKind, local: usize, remote: usize, len: usize) -> Order {
+    Order { kind, local: local as u64, remote: remote as u64, remote_key: KEY, len: len as u32 }
+}
+
+/// Orders transfers at random, between requests of the requester, and compares both memories with a model.
+#[track_caller]
+fn check_orders(faults: Faults) {
+    let mut world = World::new(Rights::ReadWrite);
+    world.faults = faults;
+    let mut ours = world.memory.0.borrow().clone();
+    let mut theirs = world.theirs.0.borrow().clone();
+    for round in 0..200u8 {
+        let len = world.below(3 * PAYLOAD_BYTES_FIRST as u64) as usize;
+        let local = world.below((MEMORY_BYTES - len) as u64) as usize;
+        let remote = world.below((MEMORY_BYTES - len) as u64) as usize;
+        let kind = if round % 2 == 0 { OrderKind::Read } else { OrderKind::Write };
+        match kind {
+            OrderKind::Read => ours[local..local + len].copy_from_slice(&theirs[remote..remote + len]),
+            OrderKind::Write => theirs[remote..remote + len].copy_from_slice(&ours[local..local + len]),
+        }
+        assert_eq!(world.order(order(kind, local, remote, len)), OrderOutcome::Success, "round {round}");
+        ours[0] = round;
+        assert_eq!(world.write(0, &[round]), Outcome::Success(Vec::new()));
+    }
+    assert!(*world.memory.0.borrow() == ours && *world.theirs.0.borrow() == theirs);
+}
+
+#[test]
+fn orders_are_executed_once_despite_packet_faults() {
+    check_orders(Faults::default());
+    check_orders(Faults { lost: 10, ..Faults::default() });
+    check_orders(Faults { lost: 5, repeated: 10, late: 10 });
+}
+
+#[test]
+fn an_order_survives_the_loss_of_each_of_its_packets() {
+    for kind in [OrderKind::Read, OrderKind::Write] {
+        for lost in 0..12 {
+            let mut world = World::new(Rights::ReadWrite);
+            assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+            world.lost_packet = Some(lost);
+            assert_eq!(world.order(order(kind, 0, 256, 4)), OrderOutcome::Success, "packet {lost}");
+            let (ours, theirs) = (world.memory.0.borrow(), world.theirs.0.borrow());
+            assert_eq!(ours[..4], theirs[256..260], "{kind:?}, packet {lost}");
+        }
+    }
+}
+
+#[test]
+fn replayed_order_has_no_effect() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.order(order(OrderKind::Read, 64, 0, 8)), OrderOutcome::Success);
+    let copies = world.orders_sent.clone();
+    assert_eq!(world.write(64, b"later..."), Outcome::Success(Vec::new()));
+    for after_ns in [0, EFFECT_LIFE_NS / 2, EFFECT_LIFE_NS, 3 * EFFECT_LIFE_NS] {
+        world.now_ns += after_ns;
+        for copy in &copies {
+            world.to_requester.push((world.now_ns, copy.clone()));
+        }
+        while world.step() {}
+        assert_eq!(&world.memory.0.borrow()[64..72], b"later...", "after {after_ns} ns");
+        assert_eq!(world.responder.poll_order(), None);
+    }
+}
+
+#[test]
+fn an_order_whose_end_was_lost_is_not_repeated_in_a_new_epoch() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.write(64, b"before.."), Outcome::Success(Vec::new()));
+    // After the WQEP, RD and RDA, the CQEP is lost.
+    world.lost_packet = Some(3);
+    let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
+    world.responder.order(world.now_ns, target, order(OrderKind::Read, 64, 0, 8)).unwrap();
+    while world.lost_packet.is_some() {
+        assert!(world.step());
+    }
+    assert_eq!(world.memory.0.borrow()[64..72], world.theirs.0.borrow()[..8], "the order was executed");
+    world.responder.raise_epoch([3; 32]);
+    let grant = world.responder.grant(address(), Qpn::new(5), KEY, Rights::ReadWrite);
+    world.requester.regrant(grant);
+    assert_eq!(world.write(64, b"later..."), Outcome::Success(Vec::new()));
+    while world.step() {}
+    assert_eq!(&world.memory.0.borrow()[64..72], b"later...");
+    let end = world.responder.poll_order().map(|done| done.outcome);
+    assert_eq!((end, world.responder.poll_order()), (Some(OrderOutcome::MaybeDone), None));
+}
+
+#[test]
+fn an_order_for_other_memory_is_refused() {
+    let mut world = World::new(Rights::ReadWrite);
+    for kind in [OrderKind::Read, OrderKind::Write] {
+        assert_eq!(world.order(order(kind, 0, MEMORY_BYTES - 2, 4)), OrderOutcome::Refused, "theirs");
+        assert_eq!(world.order(order(kind, MEMORY_BYTES - 2, 0, 4)), OrderOutcome::Refused, "ours");
+        assert_eq!(world.order(Order { remote_key: 9, ..order(kind, 0, 0, 4) }), OrderOutcome::Refused);
+    }
+}
+
+#[test]
+fn an_order_for_a_silent_requester_ends() {
+    let mut world = World::new(Rights::ReadWrite);
+    world.faults.lost = 100;
+    assert_eq!(world.order(order(OrderKind::Read, 0, 0, 4)), OrderOutcome::MaybeDone);
+}
+
+#[test]
+fn forged_orders_have_no_effect() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.order(order(OrderKind::Write, 0, 64, 8)), OrderOutcome::Success);
+    let before = world.theirs.0.borrow().clone();
+    let copy = world.orders_sent[0].clone();
+    for byte in (0..copy.len()).filter(|byte| *byte == 0 || (5..8).contains(byte) || *byte >= 12) {
+        let mut other = copy.clone();
+        other[byte] ^= 1;
+        world.to_requester.push((world.now_ns, other));
+        world.to_requester.push((world.now_ns, copy[..byte].to_vec()));
+    }
+    while world.step() {}
+    assert!(*world.theirs.0.borrow() == before);
+}
