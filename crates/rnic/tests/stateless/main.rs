@@ -1,5 +1,6 @@
 //! Stateless pairs: each request takes effect at most once, despite lost, repeated and late packets.
 
+mod lane;
 mod orders;
 
 use std::cell::RefCell;
@@ -17,12 +18,14 @@ const KEY: u32 = 7;
 const MEMORY_BYTES: usize = 1 << 16;
 const DELAY_NS: u64 = 20_000;
 
-struct Bytes(RefCell<Vec<u8>>);
+/// The memory of an end, and the only key that names it; `None` if each key names it.
+struct Bytes(RefCell<Vec<u8>>, Option<u32>);
 
 impl Memory for Bytes {
     fn check(&self, key: u32, _: Access, address: u64, len: u64) -> Result<(), Refused> {
         let end = address.checked_add(len).ok_or(Refused)?;
-        if key == KEY && end <= MEMORY_BYTES as u64 { Ok(()) } else { Err(Refused) }
+        let is_named = self.1.is_none_or(|only| key == only);
+        if is_named && end <= self.0.borrow().len() as u64 { Ok(()) } else { Err(Refused) }
     }
 
     fn read(&self, _: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
@@ -107,8 +110,11 @@ impl World {
         let grant = responder.grant(address(), Qpn::new(5), KEY, rights);
         World {
             now_ns: 1_000_000_000,
-            memory: Bytes(RefCell::new(vec![0; MEMORY_BYTES])),
-            theirs: Bytes(RefCell::new((0..MEMORY_BYTES).map(|index| (index % 251) as u8).collect())),
+            memory: Bytes(RefCell::new(vec![0; MEMORY_BYTES]), Some(KEY)),
+            theirs: Bytes(
+                RefCell::new((0..MEMORY_BYTES).map(|index| (index % 251) as u8).collect()),
+                Some(KEY),
+            ),
             responder,
             requester: Requester::new(grant, 1),
             clock: ServerClock::default(),

@@ -12,7 +12,8 @@ use super::Net;
 use super::lane::Written;
 use crate::profile::Profile;
 
-/// Time in which the link sends the bytes that wait in the adapter, in ns.
+/// Time in which the link sends the bytes that wait in the adapter, in ns. A short request waits for them; the link
+/// stays busy while the provider handles a completion.
 const QUEUE_NS: u64 = 20_000;
 
 /// The requests of a lane that wait for their turn, and the bytes of those that the adapter has.

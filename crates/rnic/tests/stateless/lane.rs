@@ -8,40 +8,15 @@ use halite_rnic::stateless::{
     ServerClock, WINDOW_PACKETS,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
-use halite_rnic::{Access, Event, Local, Memory, Operation, Refused, Remote, Request, Source, Status};
+use halite_rnic::{Event, Local, Operation, Remote, Request, Source, Status};
+
+use super::Bytes;
 
 const MEMORY_BYTES: usize = 1 << 20;
 const DELAY_NS: u64 = 20_000;
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// First opcode of writes, as in docs/protocol.md.
 const RD: u8 = 0xe0;
-
-/// The memory of either end; each key names all of it.
-struct Bytes(RefCell<Vec<u8>>);
-
-impl Memory for Bytes {
-    fn check(&self, _: u32, _: Access, address: u64, len: u64) -> Result<(), Refused> {
-        if address + len <= MEMORY_BYTES as u64 { Ok(()) } else { Err(Refused) }
-    }
-
-    fn read(&self, _: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
-        target.copy_from_slice(&self.0.borrow()[address as usize..][..target.len()]);
-        Ok(())
-    }
-
-    fn write(&self, _: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
-        self.0.borrow_mut()[address as usize..][..source.len()].copy_from_slice(source);
-        Ok(())
-    }
-
-    fn fetch_add(&self, _: u32, _: u64, _: u64) -> Result<u64, Refused> {
-        Err(Refused)
-    }
-
-    fn compare_swap(&self, _: u32, _: u64, _: u64, _: u64) -> Result<u64, Refused> {
-        Err(Refused)
-    }
-}
 
 /// A lane, the peer's responder and its end of the lane, and packets that are lost, repeated and late.
 struct World {
@@ -73,10 +48,10 @@ impl World {
             now_ns: 1_000_000_000,
             lane,
             clock: ServerClock::default(),
-            own: Bytes(RefCell::new(vec![0; MEMORY_BYTES])),
+            own: Bytes(RefCell::new(vec![0; MEMORY_BYTES]), None),
             peer: Lane::default(),
             responder,
-            theirs: Bytes(RefCell::new((0..MEMORY_BYTES).map(|index| (index % 251) as u8).collect())),
+            theirs: Bytes(RefCell::new((0..MEMORY_BYTES).map(|index| (index % 251) as u8).collect()), None),
             faults: 0,
             seed: 1,
             requests: Vec::new(),
