@@ -1,7 +1,8 @@
-//! The simulated figures. The gate also compares all of them with `docs/figures.md`.
+//! The simulated figures, and their plots. The gate also compares all figures with `docs/figures.md`.
 
 use std::sync::LazyLock;
 
+use halite_figures::plot::{Axis, Plot, Ratio, Series, ratios, svg};
 use halite_figures::{Figure, Shown, show, summary};
 use halite_sim::Profile;
 
@@ -81,4 +82,35 @@ fn an_unsuitable_profile_gives_a_reason() {
 
 fn show_with_profile(name: &str, given: &Profile, ids: &[&str]) -> Vec<Shown> {
     show(&figures(ids), Some((name, given)), |_, _| {}).expect("built-in profiles are valid")
+}
+
+#[test]
+fn a_logarithmic_axis_omits_points_without_a_logarithm() {
+    let series = |points: &[[f64; 2]]| Series {
+        name: "salt".to_owned(),
+        colour: 0,
+        is_dashed: false,
+        points: points.to_vec(),
+    };
+    let axis = |label: &str, is_log| Axis { label: label.to_owned(), is_log };
+    let plot = |points: &[[f64; 2]]| Plot {
+        title: "title".to_owned(),
+        x: axis("bytes", true),
+        y: axis("us", false),
+        series: vec![series(points)],
+    };
+    let image = svg(&[plot(&[[0.0, 1.0], [8.0, 2.0], [64.0, 3.0]])]);
+    for text in ["salt", "title", "bytes", "us"] {
+        assert!(image.contains(text), "{text}");
+    }
+    assert_eq!(image.matches("<circle").count(), 3, "two points, and the mark in the legend");
+    assert!(svg(&[plot(&[])]).contains("title"), "a plot may be empty");
+}
+
+#[test]
+fn a_ratio_without_a_logarithm_shows_only_its_name() {
+    let row = |name: &str, median| Ratio { name: name.to_owned(), values: [0.5, median, 2.0] };
+    let image = ratios("ratios", &[row("one", 1.0), row("zero", 0.0), row("infinite", f64::INFINITY)]);
+    assert!(["one", "zero", "infinite"].iter().all(|name| image.contains(name)));
+    assert_eq!(image.matches("<circle").count(), 1);
 }

@@ -8,4 +8,7 @@ mod ends;
 mod fabric;
 mod faults;
 mod processes;
+mod profile;
+mod random;
+mod stages;
 mod world;

@@ -6,3 +6,4 @@ mod conformance;
 mod process;
 mod scenarios;
 mod tidy;
+mod turns;
