@@ -89,7 +89,7 @@ impl Fabric for SimFabric {
             let (profile, reach) = net.profile_to(self.endpoint, peer);
             Capabilities {
                 provider: "sim",
-                direct: reach == Reach::Within,
+                direct: reach == Reach::WithinHost,
                 atomics: profile.atomics.into(),
                 lanes: profile.lanes,
                 send_bytes_max: profile.send_bytes_max,

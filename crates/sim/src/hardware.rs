@@ -6,39 +6,39 @@ use crate::profile::Profile;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
     /// On different hosts, or hosts have one process each.
-    Across,
+    BetweenHosts,
     /// On one host: loads and stores reach the peer's registered memory.
-    Within,
+    WithinHost,
 }
 
 /// Hardware profiles; see the header of this file.
 pub(crate) struct Hardware {
-    across: Profile,
-    within: Option<Profile>,
+    between_hosts: Profile,
+    within_host: Option<Profile>,
 }
 
 impl Hardware {
-    /// Creates the hardware. Panics if a profile does not fit its place.
-    pub(crate) fn new(across: Profile, within: Option<Profile>) -> Hardware {
-        for profile in [&across].into_iter().chain(&within) {
+    /// Creates the hardware. Panics if a profile is invalid, or unsuitable for its place.
+    pub(crate) fn new(between_hosts: Profile, within_host: Option<Profile>) -> Hardware {
+        for profile in [&between_hosts].into_iter().chain(&within_host) {
             profile.check().unwrap_or_else(|error| panic!("{error}"));
         }
-        if let Some(within) = &within {
-            assert!(across.is_adapter(), "hosts with several processes reach each other by adapters");
-            assert!(!within.is_adapter(), "processes of one host reach each other without an adapter");
+        if let Some(within_host) = &within_host {
+            assert!(between_hosts.is_adapter(), "hosts with several processes reach each other by adapters");
+            assert!(!within_host.is_adapter(), "processes of one host reach each other without an adapter");
         }
-        Hardware { across, within }
+        Hardware { between_hosts, within_host }
     }
 
     /// Returns true if hosts have several processes.
     pub(crate) fn has_processes(&self) -> bool {
-        self.within.is_some()
+        self.within_host.is_some()
     }
 
-    pub(crate) fn of(&self, reach: Reach) -> &Profile {
-        match (reach, &self.within) {
-            (Reach::Within, Some(within)) => within,
-            _ => &self.across,
+    pub(crate) fn profile(&self, reach: Reach) -> &Profile {
+        match (reach, &self.within_host) {
+            (Reach::WithinHost, Some(within_host)) => within_host,
+            _ => &self.between_hosts,
         }
     }
 }

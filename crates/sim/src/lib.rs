@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!   World::run   tasks that are ready, in an order that the seed chooses
-//!       │        then the next event: a timer, or something of the network; time moves to it
+//!       │        then the next event: a timer or an event of the network; time advances to it
 //!       ▼
 //!   net::Net     posts ─ datagrams between queue pairs of `halite_rnic`, or copies ─ completions
 //! ```

@@ -72,7 +72,7 @@ impl Link {
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
     link: Link,
-    clean: bool,
+    is_clean: bool,
     /// Time at which all packets sent so far have left.
     free_ns: u64,
 }
@@ -101,7 +101,7 @@ pub(crate) struct Delivery {
 
 impl Wire {
     pub(crate) fn new(link: Link) -> Wire {
-        Wire { link, clean: link.is_clean(), free_ns: 0 }
+        Wire { link, is_clean: link.is_clean(), free_ns: 0 }
     }
 
     pub(crate) fn link(&self) -> &Link {
@@ -109,7 +109,7 @@ impl Wire {
     }
 
     pub(crate) fn set(&mut self, link: Link) {
-        self.clean = link.is_clean();
+        self.is_clean = link.is_clean();
         self.link = link;
     }
 
@@ -127,7 +127,7 @@ impl Wire {
         let transmit_ns = self.transmit_ns(len);
         let left_ns = self.free_ns.max(now_ns) + transmit_ns;
         let arrives_ns = left_ns + self.link.latency_ns;
-        if self.clean {
+        if self.is_clean {
             self.free_ns = left_ns;
             return Transit::Sent { left_ns, arrives_ns };
         }
@@ -139,7 +139,7 @@ impl Wire {
         self.send_with_faults(left_ns, transmit_ns, random, counters)
     }
 
-    /// Sends a datagram of `len` bytes, without retransmission or repair.
+    /// Sends a datagram of `len` bytes, which the link may lose, duplicate, delay or damage.
     pub(crate) fn send_datagram(
         &mut self,
         now_ns: u64,
@@ -157,7 +157,7 @@ impl Wire {
         let transmit_ns = self.transmit_ns(len);
         self.free_ns = self.free_ns.max(now_ns) + transmit_ns;
         let on_time_ns = self.free_ns + link.latency_ns;
-        if self.clean {
+        if self.is_clean {
             return Delivery { on_time_ns, delays_ns: [Some(0), None], is_damaged: false };
         }
         if random.chance_ppm(link.loss_ppm) {
@@ -166,12 +166,12 @@ impl Wire {
         }
         let is_damaged = random.chance_ppm(link.corrupt_ppm);
         let delay_ns = self.delay_ns(random, counters);
-        let again = random.chance_ppm(link.duplicate_ppm).then(|| {
+        let duplicate_delay_ns = random.chance_ppm(link.duplicate_ppm).then(|| {
             counters.duplicated += 1;
             self.free_ns += transmit_ns;
             transmit_ns + self.delay_ns(random, counters)
         });
-        Delivery { on_time_ns, delays_ns: [Some(delay_ns), again], is_damaged }
+        Delivery { on_time_ns, delays_ns: [Some(delay_ns), duplicate_delay_ns], is_damaged }
     }
 
     fn transmit_ns(&self, len: u64) -> u64 {
@@ -183,11 +183,11 @@ impl Wire {
         self.free_ns
     }
 
-    /// Draws the delay of a packet by jitter and reordering.
+    /// Draws the delay that jitter and reordering add to a packet.
     fn delay_ns(&self, random: &mut Random, counters: &mut Counters) -> u64 {
         let jitter_ns = match self.link.jitter_ns {
             0 => 0,
-            most => random.between(0, most),
+            max_ns => random.between(0, max_ns),
         };
         let is_overtaken = random.chance_ppm(self.link.reorder_ppm);
         counters.reordered += u64::from(is_overtaken);

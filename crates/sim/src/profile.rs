@@ -346,21 +346,21 @@ impl Profile {
         if self.atomics == AtomicsBy::Adapter && !self.is_adapter() {
             return Err(ProfileError::NoAdapter);
         }
-        let has_packets = Mtu::ALL.iter().any(|mtu| u64::from(mtu.bytes()) == self.mtu_bytes);
-        let is_atomic = self.atomics == AtomicsBy::Processor || !self.is_driven_by_process();
-        if self.is_adapter() && !(has_packets && is_atomic) {
+        let has_valid_mtu = Mtu::ALL.iter().any(|mtu| u64::from(mtu.bytes()) == self.mtu_bytes);
+        let has_executor = self.atomics == AtomicsBy::Processor || !self.is_driven_by_process();
+        if self.is_adapter() && !(has_valid_mtu && has_executor) {
             return Err(ProfileError::NoQueuePair);
         }
         if self.lanes > 1 && !self.is_adapter() {
             let (field, value) = ("lanes", self.lanes as u64);
             return Err(ProfileError::Value { field, value, wanted: "1 where processors copy" });
         }
-        let of_adapters = [
+        let adapter_costs = [
             ("pcie_ns", self.pcie_ns),
             ("dma_ns_per_kib", self.dma_ns_per_kib),
             ("completion_ns", self.completion_ns),
         ];
-        for (field, value) in of_adapters {
+        for (field, value) in adapter_costs {
             if value > 0 && !self.is_adapter() {
                 return Err(ProfileError::Value { field, value, wanted: "0 where processors copy" });
             }
@@ -383,7 +383,7 @@ impl Profile {
     }
 
     fn check_ranges(&self) -> Result<(), ProfileError> {
-        let own = [
+        let common = [
             ("post_ns", self.post_ns, COST_NS),
             ("doorbell_ns", self.doorbell_ns, COST_NS),
             ("pcie_ns", self.pcie_ns, COST_NS),
@@ -409,8 +409,8 @@ impl Profile {
             ("notice_ns", self.notice_ns, 0..=*TIMER_NS.end()),
             ("fence_ns", self.fence_ns, 0..=*TIMER_NS.end()),
         ];
-        let of_lanes = self.effect_life_ns.iter().map(|ns| ("effect_life_ns", *ns, TIMER_NS));
-        let of_adapter = self.adapter.iter().flat_map(|adapter| {
+        let lane_values = self.effect_life_ns.iter().map(|ns| ("effect_life_ns", *ns, TIMER_NS));
+        let adapter_values = self.adapter.iter().flat_map(|adapter| {
             [
                 ("adapter.packet_ns", adapter.packet_ns, COST_NS),
                 ("adapter.gather_ns", adapter.gather_ns, COST_NS),
@@ -422,7 +422,7 @@ impl Profile {
                 ("adapter.spin_ns", adapter.spin_ns, 0..=*TIMER_NS.end()),
             ]
         });
-        let of_processor = self.processor.iter().flat_map(|processor| {
+        let processor_values = self.processor.iter().flat_map(|processor| {
             [
                 ("processor.clock_mhz", processor.clock_mhz, RATE),
                 ("processor.instructions_per_kilocycle", processor.instructions_per_kilocycle, RATE),
@@ -433,7 +433,7 @@ impl Profile {
                 ("processor.deregister_page_ns", processor.deregister_page_ns, COST_NS),
             ]
         });
-        let mut values = own.into_iter().chain(of_lanes).chain(of_adapter).chain(of_processor);
+        let mut values = common.into_iter().chain(lane_values).chain(adapter_values).chain(processor_values);
         match values.find(|(_, value, range)| !range.contains(value)) {
             Some((field, value, range)) => Err(ProfileError::Range { field, value, range }),
             None => Ok(()),

@@ -51,7 +51,7 @@ pub(crate) struct Task {
     wake_handle: Arc<WakeHandle>,
     waker: Waker,
     /// True if the task is ready but its host is paused.
-    held: bool,
+    is_held: bool,
 }
 
 /// Ids of woken tasks, in the order of the wakes.
@@ -62,7 +62,7 @@ const POISONED: &str = "a thread panicked while it held the queue of ready tasks
 struct WakeHandle {
     id: TaskId,
     /// True if the task is in the queue.
-    queued: AtomicBool,
+    is_queued: AtomicBool,
     ready: Arc<ReadyQueue>,
 }
 
@@ -73,7 +73,7 @@ impl Wake for WakeHandle {
 
     fn wake_by_ref(self: &Arc<Self>) {
         // Relaxed: a world runs in one thread, so the flag orders nothing.
-        if !self.queued.swap(true, Relaxed) {
+        if !self.is_queued.swap(true, Relaxed) {
             self.ready.lock().expect(POISONED).push(self.id);
         }
     }
@@ -88,10 +88,10 @@ impl Tasks {
         let generation = self.slots[slot as usize].generation;
         let id = TaskId { slot, generation };
         let wake_handle =
-            Arc::new(WakeHandle { id, queued: AtomicBool::new(false), ready: self.ready.clone() });
+            Arc::new(WakeHandle { id, is_queued: AtomicBool::new(false), ready: self.ready.clone() });
         let waker = Waker::from(wake_handle.clone());
         waker.wake_by_ref();
-        let task = Task { host, name, future: Some(future), wake_handle, waker, held: false };
+        let task = Task { host, name, future: Some(future), wake_handle, waker, is_held: false };
         self.slots[slot as usize].task = Some(task);
         self.alive += 1;
         self.hostless += usize::from(host.is_none());
@@ -129,7 +129,7 @@ impl Tasks {
     pub(crate) fn take(&mut self, id: TaskId) -> Option<(BoxFuture, Waker)> {
         let task = self.task_mut(id)?;
         // The flag is cleared before the poll, so that a wake during the poll queues the task again.
-        task.wake_handle.queued.store(false, Relaxed);
+        task.wake_handle.is_queued.store(false, Relaxed);
         let future = task.future.take()?;
         Some((future, task.waker.clone()))
     }
@@ -160,13 +160,13 @@ impl Tasks {
     /// Holds a ready task until its host is resumed.
     pub(crate) fn hold(&mut self, id: TaskId) {
         if let Some(task) = self.task_mut(id) {
-            task.held = true;
+            task.is_held = true;
         }
     }
 
     pub(crate) fn release(&mut self, host: HostId) {
         for task in self.slots.iter_mut().filter_map(|slot| slot.task.as_mut()) {
-            if task.host == Some(host) && std::mem::take(&mut task.held) {
+            if task.host == Some(host) && std::mem::take(&mut task.is_held) {
                 self.batch.push(task.wake_handle.id);
             }
         }
@@ -181,9 +181,9 @@ impl Tasks {
         self.remove_if(|_| true)
     }
 
-    fn remove_if(&mut self, wanted: impl Fn(&Task) -> bool) -> Vec<Task> {
+    fn remove_if(&mut self, predicate: impl Fn(&Task) -> bool) -> Vec<Task> {
         let tasks = self.slots.iter().filter_map(|slot| slot.task.as_ref());
-        let ids: Vec<TaskId> = tasks.filter(|task| wanted(task)).map(|task| task.wake_handle.id).collect();
+        let ids: Vec<TaskId> = tasks.filter(|task| predicate(task)).map(|task| task.wake_handle.id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 

@@ -72,7 +72,7 @@ struct Inner {
     tasks: RefCell<Tasks>,
     order: RefCell<Random>,
     steps_left: Cell<u64>,
-    /// True if the network's log is on. It is stored here too, so that reading it needs no lock.
+    /// A copy of whether the network's log is on, which is read without the lock.
     is_tracing: Cell<bool>,
 }
 
@@ -90,12 +90,12 @@ impl World {
         World::with_hardware(seed, Hardware::new(profile, None))
     }
 
-    /// Creates an empty world whose hosts may have several processes. `across` is the hardware between hosts.
-    /// `within` is the hardware between the processes of one host, which access each other's memory by loads and
-    /// stores. Each process has its own adapter. Panics as [`World::new`] does, and unless `across` has adapters
-    /// and `within` has none.
-    pub fn with_processes(seed: u64, across: Profile, within: Profile) -> World {
-        World::with_hardware(seed, Hardware::new(across, Some(within)))
+    /// Creates an empty world whose hosts may have several processes. `between_hosts` is the hardware between hosts.
+    /// `within_host` is the hardware between the processes of one host, which access each other's memory by loads and
+    /// stores. Each process has its own adapter. Panics as [`World::new`] does, and unless `between_hosts` has adapters
+    /// and `within_host` has none.
+    pub fn with_processes(seed: u64, between_hosts: Profile, within_host: Profile) -> World {
+        World::with_hardware(seed, Hardware::new(between_hosts, Some(within_host)))
     }
 
     fn with_hardware(seed: u64, hardware: Hardware) -> World {
@@ -240,7 +240,7 @@ impl World {
 
     /// Returns the profile of the hardware between two hosts or processes.
     pub fn profile(&self, one: HostId, other: HostId) -> Profile {
-        self.inner.shared.with(|net| net.hardware.of(net.reach(one, other)).clone())
+        self.inner.shared.with(|net| net.hardware.profile(net.reach(one, other)).clone())
     }
 
     // Trace and digest.
@@ -354,13 +354,13 @@ impl World {
         }
     }
 
-    /// Polls ready tasks. Then, unless `is_enough` returns true, executes events until one rings a doorbell or wakes a
+    /// Polls ready tasks. Then, unless `is_done` returns true, executes events until one rings a doorbell or wakes a
     /// task. The caller must not be a task of this world. Fails if no event is left, or the limit of steps is reached.
-    pub fn advance_unless(&self, is_enough: impl Fn() -> bool) -> Result<(), RunEnd> {
+    pub fn advance_unless(&self, is_done: impl Fn() -> bool) -> Result<(), RunEnd> {
         if let Some(task) = self.poll_ready() {
             return Err(RunEnd::StepsExhausted { task });
         }
-        if is_enough() {
+        if is_done() {
             return Ok(());
         }
         match self.inner.shared.with(|net| net.step(u64::MAX)) {
@@ -398,9 +398,9 @@ impl World {
             return;
         };
         self.count_steps(1);
-        let ended = future.as_mut().poll(&mut Context::from_waker(&waker));
+        let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
         // Values are dropped without borrows, because destructors may call this world.
-        match ended {
+        match polled {
             Poll::Ready(()) => drop(self.inner.tasks.borrow_mut().remove(id)),
             Poll::Pending => {
                 let removed = self.inner.tasks.borrow_mut().restore(id, future);

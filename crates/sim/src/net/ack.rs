@@ -1,7 +1,7 @@
 //! Acknowledgements of requests that processors copy. An acknowledgement gives the requester the result of a request.
 //!
-//! Most acknowledgements are *lazy*: they have no event of their own. The world records them with their requests, and
-//! processes them at the next post. So a large cluster needs far fewer events.
+//! Most acknowledgements are *lazy*: they have no event of their own. The world records each with its request, and
+//! processes it at the next post. So a large cluster needs far fewer events.
 
 use halite_fabric::{Completion, CompletionKind, Status};
 
@@ -18,7 +18,7 @@ impl Net {
         let Some(work) = self.qps[qp as usize].work(number) else {
             return;
         };
-        work.delivered = true;
+        work.is_executed = true;
         work.status = status;
         self.send_ack(qp, number, to, from, self.now_ns + delay_ns);
     }
@@ -38,15 +38,15 @@ impl Net {
     /// one, needs an event.
     fn record_lazy_ack(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
         let queue = &mut self.qps[qp as usize];
-        let is_behind_others = number > queue.first;
+        let has_predecessor = number > queue.first;
         if self.ends[queue.end].state != EndState::Open
             || queue.wants_room
-            || is_behind_others && queue.work(number - 1).is_none_or(|before| before.lazy_ack_ns.is_none())
+            || has_predecessor && queue.work(number - 1).is_none_or(|before| before.lazy_ack_ns.is_none())
         {
             return false;
         }
         match queue.work(number) {
-            Some(work) if !work.signalled && work.status == Status::Success && !work.verb.has_answer() => {
+            Some(work) if !work.signalled && work.status == Status::Success && !work.verb.has_response() => {
                 work.lazy_ack_ns = Some(at_ns);
                 true
             }
@@ -59,7 +59,7 @@ impl Net {
         let now_ns = self.now_ns;
         let arrived = |work: &Work| work.lazy_ack_ns.is_some_and(|at_ns| at_ns <= now_ns);
         while let Some(front) = self.qps[qp as usize].outstanding.front_mut().filter(|work| arrived(work)) {
-            front.acknowledged = true;
+            front.is_acknowledged = true;
             let work = self.pop_acknowledged(qp).expect("the first request is acknowledged");
             self.complete_work(qp, work);
         }
@@ -89,7 +89,7 @@ impl Net {
         let Some(work) = queue.work(number) else {
             return;
         };
-        work.acknowledged = true;
+        work.is_acknowledged = true;
         if number > first {
             self.acknowledge_earlier(qp, number);
         }
@@ -105,13 +105,13 @@ impl Net {
         let queue = &mut self.qps[qp as usize];
         let count = number.saturating_sub(queue.first) as usize;
         for work in queue.outstanding.iter_mut().take(count) {
-            work.acknowledged |= work.delivered && !work.verb.has_answer();
+            work.is_acknowledged |= work.is_executed && !work.verb.has_response();
         }
     }
 
     fn pop_acknowledged(&mut self, qp: u32) -> Option<Work> {
         let queue = &mut self.qps[qp as usize];
-        if !queue.outstanding.front()?.acknowledged {
+        if !queue.outstanding.front()?.is_acknowledged {
             return None;
         }
         queue.first += 1;
@@ -125,7 +125,7 @@ impl Net {
         if !signalled && status == Status::Success {
             return;
         }
-        let is_atomic = verb.has_answer() && !matches!(verb, super::qp::Verb::Read { .. });
+        let is_atomic = verb.has_response() && !matches!(verb, super::qp::Verb::Read { .. });
         let kind = if is_atomic && status == Status::Success {
             CompletionKind::Atomic { id, old }
         } else {
@@ -135,11 +135,11 @@ impl Net {
         self.complete(endpoint, Completion { peer, status, kind });
     }
 
-    /// Retransmits the last packet of a request whose acknowledgement may be lost: the target then discards it by its
-    /// number and acknowledges again.
+    /// Retransmits the last packet of a request whose acknowledgement may be lost. The target discards the packet by
+    /// its number, and acknowledges again.
     pub(super) fn handle_ack_timeout(&mut self, qp: u32, number: u64) {
-        let waits = self.qps[qp as usize].work(number).is_some_and(|work| !work.acknowledged);
-        if !waits || !self.count_retry(qp, number) {
+        let is_waiting = self.qps[qp as usize].work(number).is_some_and(|work| !work.is_acknowledged);
+        if !is_waiting || !self.count_retry(qp, number) {
             return;
         }
         let (from, to) = self.hosts_of(qp);
@@ -153,7 +153,7 @@ impl Net {
         }
     }
 
-    /// Counts a retry of a request. If the limit is reached, breaks the connection off and returns false.
+    /// Counts a retry of a request. If the limit is reached, breaks the connection and returns false.
     pub(super) fn count_retry(&mut self, qp: u32, number: u64) -> bool {
         let retries_max = self.profile_of(qp).retries_max;
         let Some(work) = self.qps[qp as usize].work(number) else {
@@ -168,14 +168,15 @@ impl Net {
         true
     }
 
-    /// Completes all requests of a closing end: with `status` if a part may have been executed, otherwise as flushed.
+    /// Completes all requests of a closing end: with `status` if a part of the request may have been executed,
+    /// otherwise as flushed.
     pub(super) fn flush(&mut self, qp: u32, status: Status) {
         self.close_lane(qp);
         self.process_lazy_acks(qp);
         for mut work in self.qps[qp as usize].take_outstanding() {
-            // An acknowledged request was executed, and waits only for the result of an earlier one.
-            if !work.acknowledged {
-                work.status = if work.departed { status } else { Status::Flushed };
+            // An acknowledged request was executed, and waits only for an earlier one to complete.
+            if !work.is_acknowledged {
+                work.status = if work.has_departed { status } else { Status::Flushed };
             }
             self.complete_work(qp, work);
         }

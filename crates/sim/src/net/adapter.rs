@@ -49,7 +49,7 @@ impl Net {
         let Some(next) = atomics.waiting.pop_front() else { return };
         let to = next.datagram.to;
         // An invalid address gives `None` here, and the write then refuses it.
-        let word = self.carrier_and_view(to, None).and_then(|(_, view)| view.load(&next.eth));
+        let word = self.transport_and_view(to, None).and_then(|(_, view)| view.load(&next.eth));
         let at_ns = self.now_ns + self.profile_of(to).atomic_ns;
         self.endpoints[endpoint as usize].atomics.current = Some((next, word));
         self.schedule(at_ns, Event::AtomicWritten { endpoint });

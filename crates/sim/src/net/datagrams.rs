@@ -4,7 +4,7 @@ use halite_rnic::State;
 use halite_rnic::stateless::receiver_of;
 use halite_rnic::wire::{Headers, ICRC_BYTES, Packet};
 
-use super::carrier::Carrier;
+use super::transport::Transport;
 use super::view::View;
 use super::{Event, HostState, Net};
 use crate::digest::checksum;
@@ -17,12 +17,13 @@ use crate::world::HostId;
 pub(super) struct Datagram {
     /// The target queue pair.
     pub(super) to: u32,
-    /// Time at which it reaches the target's host, whose process may be stopped then.
+    /// Arrival time at the target's host, whose process may be stopped then.
     pub(super) at_ns: u64,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Time in ns by which an adapter fetches packets before the wire is free: the time of the longest packet at 100 Gb/s.
+/// Time in ns by which an adapter fetches a packet before the wire is free: the transmission time of the longest packet
+/// at 100 Gb/s.
 const AHEAD_NS: u64 = 400;
 
 /// Returns the time to move a packet between memory and the wire, at both ends.
@@ -44,29 +45,29 @@ fn transfer_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
 }
 
 impl Net {
-    /// Sends the packets of a queue pair until the wire is busy; a kernel takes all of them. If more may be left,
-    /// returns the time of the next turn.
+    /// Sends the packets of a queue pair until the wire is busy; a kernel takes all of them. Returns the time of the
+    /// next run if more packets may be left.
     pub(super) fn transmit_all(&mut self, qp: u32) -> Option<u64> {
         let mut buffer = std::mem::take(&mut self.scratch);
-        let (now_ns, mut sent_bytes, mut next_turn_ns) = (self.now_ns, 0, None);
+        let (now_ns, mut sent_bytes, mut next_run_ns) = (self.now_ns, 0, None);
         let mtu = self.profile_of(qp).mtu_bytes as usize;
         while let Some(lane) = self.lanes[qp as usize].as_deref() {
-            // A turn is one packet of maximum length or several short ones, so that an acknowledgement behind a message
-            // does not wait for another turn.
-            let is_turn_over = sent_bytes == 0 || sent_bytes >= mtu;
-            if let Some(at_ns) = self.next_fetch_ns(qp).filter(|_| is_turn_over && !lane.has_ended()) {
-                // Queue pairs that already wait for the same wire take their turns first.
-                next_turn_ns = Some(at_ns + u64::from(sent_bytes > 0));
+            // A run sends one packet of maximum length or several short ones, so that an acknowledgement behind a
+            // message does not wait for another run.
+            let must_yield = sent_bytes == 0 || sent_bytes >= mtu;
+            if let Some(at_ns) = self.next_fetch_ns(qp).filter(|_| must_yield && !lane.has_ended()) {
+                // Queue pairs that already wait for the same wire run first.
+                next_run_ns = Some(at_ns + u64::from(sent_bytes > 0));
                 break;
             }
-            buffer.resize(lane.carrier.packet_bytes_max(), 0);
-            let Some((carrier, view)) = self.carrier_and_view(qp, None) else { break };
-            let Some(len) = carrier.poll_transmit(now_ns, &view, &mut buffer) else { break };
+            buffer.resize(lane.transport.packet_bytes_max(), 0);
+            let Some((transport, view)) = self.transport_and_view(qp, None) else { break };
+            let Some(len) = transport.poll_transmit(now_ns, &view, &mut buffer) else { break };
             self.send_datagram(qp, &mut buffer[..len]);
             sent_bytes += len;
         }
         self.scratch = buffer;
-        next_turn_ns
+        next_run_ns
     }
 
     /// Returns the time at which an adapter may fetch the next packet; `None` for now. An adapter waits until its
@@ -105,15 +106,15 @@ impl Net {
                 (begin..begin + packet.payload.len(), self.pass_stages(qp, &packet, on_wire, transfer_ns))
             }
         };
-        let is_noticed = corruption == Corruption::Caught || receiver_of(bytes).is_some();
-        if delivery.is_damaged && !is_noticed && !payload.is_empty() {
+        let is_detected = corruption == Corruption::Caught || receiver_of(bytes).is_some();
+        if delivery.is_damaged && !is_detected && !payload.is_empty() {
             // The damage occurred before the checksum was computed, in an adapter or a switch.
             self.counters.corrupted_uncaught += 1;
             self.damage(&mut bytes[payload]);
         }
         let lane = self.lanes[qp as usize].as_deref_mut().expect("the sending queue pair has a lane");
         lane.outwards.seal(0, bytes);
-        if delivery.is_damaged && is_noticed {
+        if delivery.is_damaged && is_detected {
             self.damage(bytes);
         }
         let lane = self.lanes[qp as usize].as_deref_mut().expect("the sending queue pair has a lane");
@@ -125,7 +126,7 @@ impl Net {
             // Kernel messages that are sent later must arrive later.
             let queue = &mut self.qps[qp as usize];
             queue.landed_ns = queue.landed_ns.max(at_ns);
-            let mut copy = self.packets.buffer();
+            let mut copy = self.packets.take_buffer();
             copy.extend_from_slice(bytes);
             let index = self.datagrams.add(Datagram { to: qp ^ 1, at_ns, bytes: copy });
             self.schedule(at_ns, Event::Datagram { index });
@@ -191,7 +192,7 @@ impl Net {
         let Datagram { to, at_ns, bytes } = datagram;
         let (end, now_ns) = (self.end_of(to), self.now_ns);
         self.ends[end].heard_ns = now_ns;
-        let Some((Carrier::QueuePair(queue_pair), view)) = self.carrier_and_view(to, word) else {
+        let Some((Transport::QueuePair(queue_pair), view)) = self.transport_and_view(to, word) else {
             return self.drop_datagram(Datagram { to, at_ns, bytes });
         };
         let has_ended = queue_pair.state() == State::Error;
@@ -205,16 +206,16 @@ impl Net {
         self.drive(to);
     }
 
-    /// Returns the carrier of a lane, and its view of memory.
-    pub(super) fn carrier_and_view(
+    /// Returns the transport of a lane, and its view of memory.
+    pub(super) fn transport_and_view(
         &mut self,
         qp: u32,
         word: Option<u64>,
-    ) -> Option<(&mut Carrier, View<'_>)> {
+    ) -> Option<(&mut Transport, View<'_>)> {
         let end = self.end_of(qp);
         let (endpoint, keys_usable) = (self.ends[end].endpoint, self.keys_usable(end));
         let lane = self.lanes[qp as usize].as_deref_mut()?;
         let segments = &self.endpoints[endpoint as usize].segments;
-        Some((&mut lane.carrier, View { segments, keys_usable, held: &lane.held, word }))
+        Some((&mut lane.transport, View { segments, keys_usable, held: &lane.held, word }))
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use halite_fabric::{ConnectFailure, ConnectTrouble, Event as FabricEvent, HELLO_BYTES_MAX, PeerId};
 use halite_rnic::stateless::Responder;
 
-use super::direct::Mapped;
+use super::direct::Mappings;
 use super::end::{End, EndId, EndState};
 use super::endpoint::Endpoint;
 use super::qp::Qp;
@@ -24,7 +24,7 @@ pub(super) struct Dial {
     from: u32,
     to: u32,
     hello: Vec<u8>,
-    /// Number of the dialling fabric's keys that the dial carried.
+    /// Number of the dialling fabric's keys, which the dial carries.
     keys: u32,
     /// True if the result has been reported.
     is_reported: bool,
@@ -40,7 +40,7 @@ impl Net {
         let taken = self.addresses.insert(address.to_owned(), index);
         assert!(taken.is_none(), "the address {address} has been used before");
         let mut endpoint = Endpoint::new(host.0, address.to_owned(), hello);
-        if let Some(effect_life_ns) = self.hardware.of(Reach::Across).effect_life_ns {
+        if let Some(effect_life_ns) = self.hardware.profile(Reach::BetweenHosts).effect_life_ns {
             let mut secret = [0; 32];
             self.random.fill(&mut secret);
             endpoint.responder = Some(Responder::with_effect_life(1, secret, effect_life_ns));
@@ -54,7 +54,7 @@ impl Net {
     /// Returns the addresses of all other open fabrics.
     pub(crate) fn discover(&self, endpoint: u32) -> Vec<String> {
         let others = self.addresses.iter().filter(|(_, index)| **index != endpoint);
-        let alive = others.filter(|(_, index)| self.endpoints[**index as usize].alive);
+        let alive = others.filter(|(_, index)| self.endpoints[**index as usize].is_open);
         alive.map(|(address, _)| address.clone()).collect()
     }
 
@@ -63,19 +63,19 @@ impl Net {
         match to {
             _ if hello.len() > HELLO_BYTES_MAX => {
                 let len = hello.len();
-                self.fail_to_connect(
+                self.report_connect_failure(
                     from,
                     address,
                     &format!("hello of {len} bytes is longer than {HELLO_BYTES_MAX}"),
                 );
             }
-            _ if !self.endpoints[from as usize].alive => self.fail_to_connect(from, address, CLOSED),
+            _ if !self.endpoints[from as usize].is_open => self.report_connect_failure(from, address, CLOSED),
             Some(to) => self.dial(from, to, hello),
-            None => self.fail_to_connect(from, address, "no process has that address"),
+            None => self.report_connect_failure(from, address, "no process has that address"),
         }
     }
 
-    fn fail_to_connect(&mut self, from: u32, address: &str, reason: &str) {
+    fn report_connect_failure(&mut self, from: u32, address: &str, reason: &str) {
         let (address, reason) = (address.to_owned(), reason.to_owned());
         self.report(
             from,
@@ -85,19 +85,19 @@ impl Net {
 
     fn dial(&mut self, from: u32, to: u32, hello: &[u8]) {
         let dial = self.dials.len() as u32;
-        let keys = self.keys_of(from);
+        let keys = self.key_count(from);
         self.dials.push(Dial { from, to, hello: hello.to_vec(), keys, is_reported: false, end: None });
         let (from_host, to_host) = (self.host_of(from), self.host_of(to));
         let arrives_ns = self.kernel_message_ns(from_host, to_host);
         if let Some(at_ns) = arrives_ns {
             self.schedule(at_ns, Event::DialArrives { dial });
         }
-        let profile = self.hardware.of(self.reach(HostId(from_host), HostId(to_host)));
+        let profile = self.hardware.profile(self.reach(HostId(from_host), HostId(to_host)));
         let at_ns = self.now_ns + profile.connect_timeout_ns;
         self.schedule(at_ns, Event::DialTimeout { dial });
     }
 
-    fn keys_of(&self, endpoint: u32) -> u32 {
+    fn key_count(&self, endpoint: u32) -> u32 {
         self.endpoints[endpoint as usize].segments.len() as u32
     }
 
@@ -110,7 +110,7 @@ impl Net {
         let (from_host, to_host) = (self.host_of(from), self.host_of(to));
         let state = self.hosts[to_host as usize].state;
         // The kernel refuses if the process does not exist; a crashed or paused host does not answer.
-        if state != HostState::Crashed && !self.endpoints[to as usize].alive {
+        if state != HostState::Crashed && !self.endpoints[to as usize].is_open {
             return self.send_dial_answer(dial, None, to_host, from_host);
         }
         if !self.runs_or_defers(to_host, Event::DialArrives { dial }) || is_reported {
@@ -127,8 +127,8 @@ impl Net {
         let dialling_hello = std::mem::take(&mut self.dials[dial as usize].hello);
         let (target_hello, address) =
             (self.endpoints[to as usize].hello.clone(), self.endpoints[to as usize].address.clone());
-        let (target_keys, reach) = (self.keys_of(to), self.reach(HostId(from_host), HostId(to_host)));
-        let (lanes, first_qp) = (self.hardware.of(reach).lanes as u32, self.qps.len() as u32);
+        let (target_keys, reach) = (self.key_count(to), self.reach(HostId(from_host), HostId(to_host)));
+        let (lanes, first_qp) = (self.hardware.profile(reach).lanes as u32, self.qps.len() as u32);
         let now_ns = self.now_ns;
         let new_end = |endpoint, [from_host, to_host]: [u32; 2]| End {
             endpoint,
@@ -146,7 +146,7 @@ impl Net {
             heard_ns: now_ns,
             keys_known: 0,
             keys_announced: 0,
-            mapped: Mapped::default(),
+            mappings: Mappings::default(),
         };
         let dialling_end = self.ends.push(End {
             hello: target_hello,
@@ -190,13 +190,13 @@ impl Net {
         }
     }
 
-    /// Opens an end whose peer has opened its own, unless its fabric has closed meanwhile.
+    /// Opens an end whose peer has already opened its own, unless the fabric has closed since.
     pub(super) fn establish_if_opening(&mut self, end: EndId) {
         let this = &mut self.ends[end];
         if this.state != EndState::Opening {
             return;
         }
-        if self.endpoints[this.endpoint as usize].alive {
+        if self.endpoints[this.endpoint as usize].is_open {
             return self.establish(end);
         }
         this.state = EndState::Closed;
@@ -247,8 +247,8 @@ impl Net {
         let Dial { from, to, .. } = self.dials[dial as usize];
         self.dials[dial as usize].is_reported = true;
         let address = self.endpoints[to as usize].address.clone();
-        if self.endpoints[from as usize].alive {
-            self.fail_to_connect(from, &address, reason);
+        if self.endpoints[from as usize].is_open {
+            self.report_connect_failure(from, &address, reason);
         }
     }
 }

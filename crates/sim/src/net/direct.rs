@@ -12,21 +12,21 @@ use crate::hardware::Reach;
 
 /// Segments of a peer that this end's process has mapped.
 #[derive(Debug, Default)]
-pub(super) struct Mapped {
+pub(super) struct Mappings {
     /// Mapped segments by key.
     segments: Vec<Option<Arc<Segment>>>,
     /// Unmapped segments that windows still refer to.
     unmapped: Vec<Weak<Segment>>,
 }
 
-impl Mapped {
-    /// Stops creating windows of the peer's segments.
+impl Mappings {
+    /// Unmaps the peer's segments. Existing windows stay valid.
     pub(super) fn unmap_all(&mut self) {
         let segments = std::mem::take(&mut self.segments);
         self.unmapped.extend(segments.into_iter().flatten().map(|segment| Arc::downgrade(&segment)));
     }
 
-    /// Stops creating windows of one segment.
+    /// Unmaps one segment. Existing windows stay valid.
     pub(super) fn unmap(&mut self, key: Key) {
         let segment = self.segments.get_mut(key.0 as usize).and_then(Option::take);
         self.unmapped.extend(segment.map(|segment| Arc::downgrade(&segment)));
@@ -45,7 +45,8 @@ impl Mapped {
         self.unmapped.iter().any(|segment| segment.strong_count() > 0)
     }
 
-    fn get(&mut self, key: usize, segment: &Segment) -> Option<&Arc<Segment>> {
+    /// Maps a segment, unless it is mapped already.
+    fn map(&mut self, key: usize, segment: &Segment) -> Option<&Arc<Segment>> {
         if self.segments.len() <= key {
             self.segments.resize(key + 1, None);
         }
@@ -60,12 +61,12 @@ impl Mapped {
 impl Net {
     pub(crate) fn direct(&mut self, endpoint: u32, peer: PeerId, key: Key) -> Option<Window> {
         let end = self.open_end(endpoint, peer)?;
-        if self.ends[end].reach != Reach::Within {
+        if self.ends[end].reach != Reach::WithinHost {
             return None;
         }
         let target = self.ends[end.other()].endpoint;
         let registered = self.endpoints[target as usize].segment(key)?;
-        let mapped = self.ends[end].mapped.get(key.0 as usize, registered.segment())?;
+        let mapped = self.ends[end].mappings.map(key.0 as usize, registered.segment())?;
         mapped.window(0, mapped.len())
     }
 
@@ -78,13 +79,13 @@ impl Net {
         own.iter().flatten().for_each(|window| make_private(window.segment(), window));
         for end in &self.endpoints[index].peers {
             let peer = self.ends[end.other()].endpoint;
-            self.ends[*end].mapped.hide_writes(&self.endpoints[peer as usize].segments);
+            self.ends[*end].mappings.hide_writes(&self.endpoints[peer as usize].segments);
         }
     }
 
     /// Reports to the peer that its memory is unmapped, once no window refers to it.
     pub(super) fn detach(&mut self, end: EndId) {
-        if !self.ends[end].mapped.has_windows() {
+        if !self.ends[end].mappings.has_windows() {
             return self.notify_detached(end);
         }
         let at_ns = self.now_ns + self.profile(end).notice_ns.max(1);
@@ -103,11 +104,11 @@ impl Net {
         let event = Event::PeerDetached { end };
         let this = &self.ends[end];
         let (host, is_open, reach) = (this.from_host, this.is_active(), this.reach);
-        if reach == Reach::Within && !self.runs_or_defers(host, event) {
+        if reach == Reach::WithinHost && !self.runs_or_defers(host, event) {
             return;
         }
         // The peer's notice that it has closed must be handled first, but may still wait for a copy in progress.
-        if reach == Reach::Within && is_open {
+        if reach == Reach::WithinHost && is_open {
             let at_ns = self.now_ns + self.profile(end).wire_ns.max(1);
             return self.schedule(at_ns, event);
         }

@@ -13,7 +13,7 @@ use std::ops::{Index, IndexMut};
 
 use halite_fabric::PeerId;
 
-use super::direct::Mapped;
+use super::direct::Mappings;
 use crate::hardware::Reach;
 
 /// The index of an end.
@@ -46,7 +46,7 @@ pub(super) struct End {
     pub(super) peer: PeerId,
     /// The other end's hello, until this end is open.
     pub(super) hello: Vec<u8>,
-    /// The dialled address, until this end opens.
+    /// The dialled address, until this end is open.
     pub(super) dialled: Option<String>,
     pub(super) state: EndState,
     /// True if the peer can no longer access the memory here.
@@ -59,7 +59,7 @@ pub(super) struct End {
     pub(super) first_qp: u32,
     /// Number of lanes.
     pub(super) lanes: u32,
-    /// For each message or immediate of the peer that waits to be polled: the queue pair that received it.
+    /// The receiving queue pair of each message or immediate of the peer that waits to be polled.
     pub(super) unpolled: VecDeque<u32>,
     /// Time of the last packet from the peer's process; maintained only if processes acknowledge in software.
     pub(super) heard_ns: u64,
@@ -67,8 +67,8 @@ pub(super) struct End {
     pub(super) keys_known: u32,
     /// Number of this end's keys that were announced to the peer.
     pub(super) keys_announced: u32,
-    /// The peer's memory mapped for direct access.
-    pub(super) mapped: Mapped,
+    /// Mappings of the peer's memory, for direct access.
+    pub(super) mappings: Mappings,
 }
 
 impl End {

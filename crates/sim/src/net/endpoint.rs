@@ -20,7 +20,7 @@ pub(super) struct Endpoint {
     pub(super) address: String,
     pub(super) hello: Vec<u8>,
     /// True if the fabric has neither closed nor crashed.
-    pub(super) alive: bool,
+    pub(super) is_open: bool,
     /// Windows of whole segments by key; `None` after deregistration.
     pub(super) segments: Vec<Option<Window>>,
     /// Length of pages in bytes, by the keys whose segments need page-table entries in the adapter.
@@ -32,13 +32,13 @@ pub(super) struct Endpoint {
     /// Time at which the last pending event becomes visible.
     visible_ns: u64,
     pub(super) doorbell: u32,
-    pub(super) armed: bool,
+    pub(super) is_armed: bool,
     /// Time at which the waiting thread was last woken, or began to wait.
     pub(super) awake_ns: u64,
     wakers: Vec<Waker>,
-    /// The atomic that the adapter executes, and the waiting ones.
+    /// Atomics that the adapter executes.
     pub(super) atomics: Atomics,
-    /// Executes the requests of stateless lanes; `None` without these.
+    /// Executes the requests of stateless lanes; `None` if the profile has none.
     pub(super) responder: Option<Responder>,
     /// Offset of the responder's clock, so that a test detects mixed-up clocks.
     pub(super) clock_offset_ns: u64,
@@ -50,14 +50,14 @@ impl Endpoint {
             host,
             address,
             hello,
-            alive: true,
+            is_open: true,
             segments: Vec::new(),
             page_bytes: BTreeMap::new(),
             peers: Vec::new(),
             events: VecDeque::new(),
             visible_ns: 0,
             doorbell: 0,
-            armed: false,
+            is_armed: false,
             awake_ns: 0,
             wakers: Vec::new(),
             atomics: Atomics::default(),
@@ -83,7 +83,7 @@ impl Endpoint {
     }
 
     /// Makes all pending events visible now, because they precede the event that ends the connection.
-    pub(super) fn show_all(&mut self, now_ns: u64) {
+    pub(super) fn make_all_visible(&mut self, now_ns: u64) {
         self.events.iter_mut().for_each(|(at_ns, _)| *at_ns = now_ns.min(*at_ns));
         self.visible_ns = self.visible_ns.min(now_ns);
     }
@@ -109,9 +109,9 @@ impl Endpoint {
         wakers.append(&mut self.wakers);
     }
 
-    /// Returns true if the waiting thread sleeps at `at_ns`, because it has polled for `spin_ns` without an event.
+    /// Returns true if the waiting thread sleeps at `at_ns`, because it has spun for `spin_ns` without an event.
     pub(super) fn is_asleep(&self, at_ns: u64, spin_ns: u64) -> bool {
-        self.armed && at_ns >= self.awake_ns + spin_ns
+        self.is_armed && at_ns >= self.awake_ns + spin_ns
     }
 
     /// Registers a waker for the next ring.
@@ -123,7 +123,7 @@ impl Endpoint {
 
     /// Drops pending events and wakers at a crash.
     pub(super) fn crash(&mut self) {
-        self.alive = false;
+        self.is_open = false;
         self.events = VecDeque::new();
         self.wakers = Vec::new();
     }

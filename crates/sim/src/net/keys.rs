@@ -48,7 +48,7 @@ impl Net {
         }
     }
 
-    /// Sends the peer of an end the number of keys. If this message is lost, the peer requests the keys when it needs
+    /// Sends the peer of an end the number of keys. If the message is lost, the peer requests the keys when it needs
     /// them.
     fn send_keys(&mut self, end: EndId, keys: u32, answer: Option<KeyRequest>) {
         let this = &self.ends[end];
@@ -68,7 +68,7 @@ impl Net {
         this.keys_known = this.keys_known.max(keys);
         if let Some(KeyRequest { qp, number }) = answer
             && let Some(lane) = self.lane(qp).filter(|lane| lane.submitted == number)
-            && let Some(first) = lane.written.front_mut()
+            && let Some(first) = lane.unsubmitted.front_mut()
         {
             // If the key does not exist, the request is sent anyway, and refused.
             first.is_key_answered = true;
@@ -79,17 +79,17 @@ impl Net {
                 && let Some(lane) = self.lane(qp)
             {
                 lane.has_key_request = false;
-                self.schedule_turn(qp, self.now_ns);
+                self.schedule_run(qp, self.now_ns);
             }
         }
     }
 
-    /// Returns true if the next written request must wait until its key is known.
+    /// Returns true if the next request to submit must wait until its key is known.
     pub(super) fn awaits_key(&self, qp: u32) -> bool {
         let end = self.end_of(qp);
         let keys_known = self.ends[end].keys_known;
         let is_unknown = |verb: &Verb| verb.remote().is_some_and(|remote| remote.key.0 >= keys_known);
-        let first = self.lanes[qp as usize].as_deref().and_then(|lane| lane.written.front());
+        let first = self.lanes[qp as usize].as_deref().and_then(|lane| lane.unsubmitted.front());
         self.has_adapter(end) && first.is_some_and(|first| !first.is_key_answered && is_unknown(&first.verb))
     }
 
@@ -101,7 +101,7 @@ impl Net {
 
     /// Sends a message between providers. Returns the time of its arrival; `None` if it is lost.
     fn send_message(&mut self, from: u32, to: u32) -> Option<u64> {
-        let bytes = MESSAGE_BYTES + self.hardware.of(Reach::Across).header_bytes;
+        let bytes = MESSAGE_BYTES + self.hardware.profile(Reach::BetweenHosts).header_bytes;
         let wire = &mut self.wires[from as usize][to as usize];
         let delivery = wire.send_datagram(self.now_ns, bytes, &mut self.random, &mut self.counters);
         self.counters.corrupted_caught += u64::from(delivery.is_damaged);
@@ -149,8 +149,8 @@ impl Net {
         }
     }
 
-    /// Returns the operation with the key as sent: [`INVALID_KEY`] if the key is unknown.
-    pub(super) fn with_adapters_key(&self, qp: u32, verb: Verb) -> Verb {
+    /// Returns the operation with the key that the adapter sends: [`INVALID_KEY`] if it does not know the key.
+    pub(super) fn with_known_key(&self, qp: u32, verb: Verb) -> Verb {
         let end = self.end_of(qp);
         let is_known = verb.remote().is_none_or(|remote| remote.key.0 < self.ends[end].keys_known);
         if is_known || !self.has_adapter(end) { verb } else { verb.with_key(INVALID_KEY) }

@@ -1,5 +1,4 @@
-//! Landing, if processors copy: each arriving piece is written to the target's memory, or reads and changes that
-//! memory.
+//! Landing, if processors copy: an arriving piece of a request writes to the target's memory, or reads it.
 
 use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
 use halite_mem::{AccessError, Window};
@@ -20,7 +19,7 @@ impl Net {
         }
     }
 
-    /// Returns true if copies to this end reach its memory. The target cannot refuse them: only the exit of the copying
+    /// Returns true if copies to this end reach its memory. The target cannot refuse them; only the exit of the copying
     /// process stops them.
     pub(super) fn accepts_copies(&self, end: EndId) -> bool {
         !self.ends[end].is_cut_off
@@ -47,7 +46,7 @@ impl Net {
 
     fn drop_packet(&mut self, packet: Packet) {
         self.counters.dropped += 1;
-        if packet.last {
+        if packet.is_last {
             self.await_ack(packet.qp, packet.number);
         }
         self.packets.recycle(packet.bytes);
@@ -61,7 +60,7 @@ impl Net {
         };
         let end = &self.ends[self.end_of(target)];
         // A closed end keeps no messages.
-        let consumes = packet.last && verb.needs_receive() && end.state == EndState::Open;
+        let consumes = packet.is_last && verb.needs_receive() && end.state == EndState::Open;
         !consumes || end.unpolled.len() < self.profile_of(target).receive_depth
     }
 
@@ -84,14 +83,14 @@ impl Net {
                 break;
             }
         }
-        // The packets that were refused again precede the new ones.
+        // The packets that stay refused precede packets that have arrived since.
         self.qps[target as usize].stalled.append(&mut stalled);
     }
 
     // Execution of requests.
 
     fn execute(&mut self, target: u32, packet: Packet) {
-        let Packet { qp, number, kind, offset, last, solicited, bytes } = packet;
+        let Packet { qp, number, kind, offset, is_last, solicited, bytes } = packet;
         let PacketKind::Request(verb) = kind else {
             unreachable!("only requests are executed");
         };
@@ -100,14 +99,14 @@ impl Net {
                 let status = self.write(target, remote, len, offset, &bytes);
                 self.packets.recycle(bytes);
                 match status {
-                    Status::Success if last => {
+                    Status::Success if is_last => {
                         if let Some(imm) = imm {
                             self.deliver_message(target, CompletionKind::Notified { imm }, solicited);
                         }
                         self.acknowledge(qp, number, status, 0);
                     }
                     Status::Success => {}
-                    _ => self.refuse(qp, number, last),
+                    _ => self.refuse(qp, number, is_last),
                 }
             }
             Verb::Send { imm, .. } => {
@@ -148,8 +147,8 @@ impl Net {
     }
 
     /// Refuses a request if processors copy: the lane continues, and the target gets no event.
-    pub(super) fn refuse(&mut self, qp: u32, number: u64, last: bool) {
-        if last {
+    pub(super) fn refuse(&mut self, qp: u32, number: u64, is_last: bool) {
+        if is_last {
             self.acknowledge(qp, number, Status::RemoteAccess, 0);
         }
     }
@@ -194,21 +193,21 @@ impl Net {
             return self.refuse(qp, number, true);
         }
         if let Some(work) = self.qps[qp as usize].work(number) {
-            work.delivered = true;
+            work.is_executed = true;
             self.schedule(self.now_ns, Event::Respond { qp, number });
         }
     }
 
-    /// Stores a piece of a read in the memory of the requester.
+    /// Writes a piece of a response to the memory of the requester.
     fn land_response(&mut self, packet: Packet, verb: Verb) {
-        let Packet { qp, number, offset: piece, last, bytes, .. } = packet;
+        let Packet { qp, number, offset: piece, is_last, bytes, .. } = packet;
         let Verb::Read { offset, .. } = verb else {
             unreachable!("only reads are answered with bytes");
         };
         if let Some(work) = self.qps[qp as usize].work(number) {
             let window = work.local.as_ref().expect("the segment was looked up when the read was posted");
             window.write(offset + piece, &bytes).expect("the range was checked when it was posted");
-            if last {
+            if is_last {
                 self.schedule(self.now_ns, Event::Acknowledge { qp, number });
             }
         }

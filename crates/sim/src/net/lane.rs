@@ -1,10 +1,12 @@
-//! Lanes between hosts: a queue pair of `halite_rnic`, or what stands in its place (`carrier`), at either end, and datagrams in between, which links lose,
-//! duplicate, damage and reorder.
+//! Lanes between hosts: at either end a queue pair of `halite_rnic`, or its stateless counterpart (`transport`), and
+//! between them datagrams, which links lose, duplicate, damage and reorder.
 //!
 //! ```text
-//!   post ──> written ──> Turn ──> queue pair ──> Datagram, once, twice or never ──> queue pair at the target ──> memory, Show ──> poll
-//!                          ▲           └── timers ──┐                                    └── answers: Datagrams back
-//!                          └────────────────────────┘
+//!   post ──> unsubmitted ──> Run ──> queue pair ──> Datagram, delivered once, twice or never
+//!                             ▲           │                        │
+//!                             └── timers ─┘                        ▼
+//!                                         ▲             queue pair of the target ──> memory, Visible ──> poll
+//!                                         └── Datagrams back: acknowledgements and responses ──┘
 //! ```
 //!
 //! The queue pairs alone provide the guarantees of RC (reliable connection) here. As in other lanes, messages between
@@ -27,11 +29,11 @@ use halite_rnic::{
     Status as RnicStatus,
 };
 
-use super::carrier::Carrier;
 use super::datagrams::Datagram;
 use super::end::{EndId, EndState};
+use super::flow_queue::FlowQueue;
 use super::qp::{Source as VerbSource, Verb};
-use super::turns::Turns;
+use super::transport::Transport;
 use super::{Event, Net};
 use crate::profile::Profile;
 
@@ -51,14 +53,14 @@ const PSNS: u64 = 1 << 24;
 /// One end of a lane.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pub(super) carrier: Carrier,
+    pub(super) transport: Transport,
     pub(super) held: Held<Window>,
     pub(super) outwards: Flow,
     pub(super) inwards: Flow,
-    /// Posted requests that are not in the queue pair yet, because the doorbell has not rung or an earlier one waits
-    /// for a key.
-    pub(super) written: VecDeque<Written>,
-    pub(super) turns: Turns,
+    /// Requests that were posted to the adapter and not submitted to the queue pair, because the doorbell has not rung
+    /// or an earlier request waits for a key.
+    pub(super) unsubmitted: VecDeque<PostedRequest>,
+    pub(super) flow_queue: FlowQueue,
     /// Number of requests submitted to the queue pair so far.
     pub(super) submitted: u64,
     /// True while the lane waits for keys of the peer.
@@ -69,11 +71,11 @@ pub(super) struct Lane {
     wants_room: bool,
     /// Time until which the posting processor is busy with posts.
     posted_ns: u64,
-    /// Time of the next scheduled turn that was near when it was requested; see `near_ns`.
-    turn_ns: Option<u64>,
-    /// Time of a turn that was not near when it was requested, for a timer of the queue pair.
+    /// Time of the next scheduled run of the queue pair that was near when it was requested; see `near_ns`.
+    near_run_ns: Option<u64>,
+    /// Time of a run that was not near when it was requested, for a timer of the queue pair.
     timer_ns: Option<u64>,
-    /// A turn is near if it is due within this time. Turns for acknowledgements and for retries of receives are near.
+    /// A run is near if it is due within this time. Runs for acknowledgements and for retries of receives are near.
     near_ns: u64,
     /// Time at which the last datagram lands, unless links delay it.
     pub(super) landed_ns: u64,
@@ -85,9 +87,9 @@ pub(super) struct Lane {
     counted: [u64; 2],
 }
 
-/// A posted request.
+/// A request that was posted to the adapter, or waits in the backlog of its flow.
 #[derive(Debug)]
-pub(super) struct Written {
+pub(super) struct PostedRequest {
     id: WorkId,
     signalled: bool,
     solicited: bool,
@@ -99,7 +101,7 @@ pub(super) struct Written {
     window: Option<Window>,
     /// Time from which the queue pair may take the request.
     ready_ns: u64,
-    /// True if the peer has answered a request for the key; then this request does not wait, even if the key is
+    /// True if the peer has answered a request for the key. This request then waits no longer, even if the key is
     /// unknown.
     pub(super) is_key_answered: bool,
 }
@@ -107,30 +109,30 @@ pub(super) struct Written {
 impl Lane {
     /// Returns true if the connection has ended on this side.
     pub(super) fn has_ended(&self) -> bool {
-        self.carrier.has_ended()
+        self.transport.has_ended()
     }
 
     /// Returns the number of requests that have not completed.
     fn outstanding(&self) -> usize {
-        self.posted() + self.turns.backlog.len()
+        self.posted() + self.flow_queue.backlog.len()
     }
 
     /// Returns the number of requests that were posted to the adapter and have not completed.
     pub(super) fn posted(&self) -> usize {
-        self.written.len() + self.carrier.posted()
+        self.unsubmitted.len() + self.transport.posted()
     }
 
     /// Posts a request to the adapter, without the doorbell.
-    pub(super) fn write(&mut self, now_ns: u64, profile: &Profile, written: Written) {
+    pub(super) fn post_to_adapter(&mut self, now_ns: u64, profile: &Profile, request: PostedRequest) {
         self.posted_ns = self.posted_ns.max(now_ns) + profile.post_ns;
-        self.turns.on_posted(now_ns, written.bytes);
-        self.written.push_back(written);
+        self.flow_queue.on_posted(now_ns, request.bytes);
+        self.unsubmitted.push_back(request);
     }
 
-    /// Records that a turn is due at `at_ns`. Returns true if the caller must schedule it, because no earlier turn is
-    /// scheduled.
-    fn request_turn(&mut self, now_ns: u64, at_ns: u64, near_ns: u64) -> bool {
-        let slot = if at_ns - now_ns <= near_ns { &mut self.turn_ns } else { &mut self.timer_ns };
+    /// Records that the queue pair must run at `at_ns`. Returns true if the caller must schedule the run, because no
+    /// earlier run is scheduled.
+    fn request_run(&mut self, now_ns: u64, at_ns: u64, near_ns: u64) -> bool {
+        let slot = if at_ns - now_ns <= near_ns { &mut self.near_run_ns } else { &mut self.timer_ns };
         let is_earlier = slot.is_none_or(|scheduled_ns| at_ns < scheduled_ns);
         if is_earlier {
             *slot = Some(at_ns);
@@ -139,11 +141,11 @@ impl Lane {
     }
 
     fn is_due(&self, now_ns: u64) -> bool {
-        [self.turn_ns, self.timer_ns].into_iter().flatten().any(|at_ns| at_ns <= now_ns)
+        [self.near_run_ns, self.timer_ns].into_iter().flatten().any(|at_ns| at_ns <= now_ns)
     }
 
-    fn begin_turn(&mut self, now_ns: u64) {
-        for slot in [&mut self.turn_ns, &mut self.timer_ns] {
+    fn begin_run(&mut self, now_ns: u64) {
+        for slot in [&mut self.near_run_ns, &mut self.timer_ns] {
             *slot = slot.filter(|at_ns| *at_ns > now_ns);
         }
     }
@@ -216,7 +218,7 @@ impl Net {
             let (own, peer) = (qp + side, qp + 1 - side);
             let (host, to) = self.hosts_of(own);
             let [own_psn, peer_psn] = [psns[side as usize], psns[1 - side as usize]];
-            let carrier = match (is_stateless, &config.retry) {
+            let transport = match (is_stateless, &config.retry) {
                 (true, Retry::Lease(lease)) => self.stateless_lane(own, lease.as_nanos() as u64),
                 _ => {
                     let mut queue_pair = QueuePair::new(config.clone(), qpn(own), own_psn);
@@ -224,22 +226,22 @@ impl Net {
                     queue_pair.ready_to_send();
                     queue_pair.add_receives(receives);
                     queue_pair.set_grant(self.now_ns, grant);
-                    Carrier::QueuePair(Box::new(queue_pair))
+                    Transport::QueuePair(Box::new(queue_pair))
                 }
             };
             self.lanes[own as usize] = Some(Box::new(Lane {
-                carrier,
+                transport,
                 held: Held::default(),
                 outwards: flow(host, to),
                 inwards: flow(to, host),
-                written: VecDeque::new(),
-                turns: Turns::default(),
+                unsubmitted: VecDeque::new(),
+                flow_queue: FlowQueue::default(),
                 submitted: 0,
                 has_key_request: false,
                 key_requests_lost: 0,
                 wants_room: false,
                 posted_ns: 0,
-                turn_ns: None,
+                near_run_ns: None,
                 timer_ns: None,
                 near_ns: 2 * config.ack_delay.as_nanos() as u64,
                 landed_ns: 0,
@@ -250,8 +252,8 @@ impl Net {
         }
     }
 
-    /// Posts a request; [`Net::ring_lane`] makes it ready for the queue pair. Returns false if the request waits for its
-    /// turn instead.
+    /// Posts a request to the adapter; [`Net::ring_lane`] makes it ready for the queue pair. Returns false if the
+    /// request waits in the backlog of its flow instead.
     pub(super) fn post_to_lane(
         &mut self,
         qp: u32,
@@ -259,7 +261,7 @@ impl Net {
         request: &WorkRequest<'_>,
     ) -> Result<bool, PostCause> {
         let (verb, inline) = self.parse(qp, &request.operation)?;
-        let written = Written {
+        let posted = PostedRequest {
             id: request.id,
             signalled: request.signalled,
             solicited: request.solicited,
@@ -271,100 +273,101 @@ impl Net {
             is_key_answered: false,
         };
         let now_ns = self.now_ns;
-        let profile = self.hardware.of(self.ends[self.end_of(qp)].reach);
+        let profile = self.hardware.profile(self.ends[self.end_of(qp)].reach);
         let lane = self.lanes[qp as usize].as_deref_mut().ok_or(PostCause::NotConnected)?;
         if lane.outstanding() >= profile.queue_depth {
             lane.wants_room = true;
             return Err(PostCause::QueueFull);
         }
-        let waits = lane.turns.must_wait(flow, profile);
+        let waits = lane.flow_queue.must_wait(flow, profile);
         match waits {
-            true => lane.turns.backlog.push(flow, written.bytes, false, written),
-            false => lane.write(now_ns, profile, written),
+            true => lane.flow_queue.backlog.push(flow, posted.bytes, false, posted),
+            false => lane.post_to_adapter(now_ns, profile, posted),
         }
         self.record_post(qp, request, inline);
         Ok(!waits)
     }
 
-    /// Rings the doorbell for the last `posted` requests.
-    pub(super) fn ring_lane(&mut self, qp: u32, posted: usize) {
+    /// Rings the doorbell for the last `count` posted requests.
+    pub(super) fn ring_lane(&mut self, qp: u32, count: usize) {
         let Profile { doorbell_ns, pcie_ns, .. } = *self.profile_of(qp);
         // The sending unit of an adapter with stages fetches sources itself.
         let is_fetched = !self.profile_of(qp).is_driven_by_process() && self.profile_of(qp).adapter.is_none();
         let Some(lane) = self.lane(qp) else { return };
         lane.posted_ns += doorbell_ns;
         let ready_ns = lane.posted_ns + pcie_ns;
-        let before = lane.written.len() - posted;
-        for written in lane.written.iter_mut().skip(before) {
-            let fetches = matches!(written.verb, Verb::Write { source: VerbSource::Registered { .. }, .. });
+        let before = lane.unsubmitted.len() - count;
+        for request in lane.unsubmitted.iter_mut().skip(before) {
+            let fetches = matches!(request.verb, Verb::Write { source: VerbSource::Registered { .. }, .. });
             // An adapter fetches a source over the bus, there and back.
-            written.ready_ns = ready_ns + if fetches && is_fetched { 2 * pcie_ns } else { 0 };
+            request.ready_ns = ready_ns + if fetches && is_fetched { 2 * pcie_ns } else { 0 };
         }
-        self.await_written(qp);
+        self.schedule_submission(qp);
     }
 
-    /// Schedules a turn for the time at which the queue pair may take the next written request.
-    fn await_written(&mut self, qp: u32) {
-        let next = self.lane(qp).filter(|lane| !lane.has_key_request).and_then(|lane| lane.written.front());
-        if let Some(ready_ns) = next.map(|written| written.ready_ns) {
-            self.schedule_turn(qp, ready_ns);
+    /// Schedules a run for the time at which the queue pair may take the next request.
+    fn schedule_submission(&mut self, qp: u32) {
+        let next =
+            self.lane(qp).filter(|lane| !lane.has_key_request).and_then(|lane| lane.unsubmitted.front());
+        if let Some(ready_ns) = next.map(|request| request.ready_ns) {
+            self.schedule_run(qp, ready_ns);
         }
     }
 
-    /// Schedules a turn of a queue pair, no later than at this time.
-    pub(super) fn schedule_turn(&mut self, qp: u32, at_ns: u64) {
+    /// Schedules a run of a queue pair, no later than at this time.
+    pub(super) fn schedule_run(&mut self, qp: u32, at_ns: u64) {
         let now_ns = self.now_ns;
         let near_ns = self.lanes[qp as usize].as_deref().map_or(0, |lane| lane.near_ns);
         let at_ns = at_ns.max(now_ns);
-        if self.lane(qp).is_some_and(|lane| lane.request_turn(now_ns, at_ns, near_ns)) {
-            self.schedule(at_ns, Event::Turn { qp });
+        if self.lane(qp).is_some_and(|lane| lane.request_run(now_ns, at_ns, near_ns)) {
+            self.schedule(at_ns, Event::Run { qp });
         }
     }
 
-    pub(super) fn handle_turn(&mut self, qp: u32) {
+    pub(super) fn handle_run(&mut self, qp: u32) {
         let now_ns = self.now_ns;
         if !self.lane(qp).is_some_and(|lane| lane.is_due(now_ns)) {
             return;
         }
         let (host, _) = self.hosts_of(qp);
-        if self.profile_of(qp).is_driven_by_process() && !self.runs_or_defers(host, Event::Turn { qp }) {
+        if self.profile_of(qp).is_driven_by_process() && !self.runs_or_defers(host, Event::Run { qp }) {
             return;
         }
-        self.submit_written(qp);
+        self.submit_ready(qp);
         let Some(lane) = self.lane(qp) else { return };
-        lane.begin_turn(now_ns);
-        lane.carrier.handle_timeout(now_ns);
+        lane.begin_run(now_ns);
+        lane.transport.handle_timeout(now_ns);
         self.drive(qp);
     }
 
-    /// Submits written requests to the queue pair, up to one that is not ready or whose key is unknown.
-    fn submit_written(&mut self, qp: u32) {
+    /// Submits requests to the queue pair, up to one that is not ready or whose key is unknown.
+    fn submit_ready(&mut self, qp: u32) {
         let now_ns = self.now_ns;
         loop {
-            let is_ready = |written: &Written| written.ready_ns <= now_ns;
+            let is_ready = |request: &PostedRequest| request.ready_ns <= now_ns;
             let Some(lane) = self.lane(qp).filter(|lane| !lane.has_ended() && !lane.has_key_request) else {
                 return;
             };
-            if !lane.written.front().is_some_and(is_ready) {
+            if !lane.unsubmitted.front().is_some_and(is_ready) {
                 return;
             }
             if self.awaits_key(qp) {
                 return self.request_keys(qp);
             }
-            let Some(written) = self.lane(qp).and_then(|lane| lane.written.pop_front()) else { return };
-            let verb = self.with_adapters_key(qp, written.verb);
+            let Some(request) = self.lane(qp).and_then(|lane| lane.unsubmitted.pop_front()) else { return };
+            let verb = self.with_known_key(qp, request.verb);
             let Some(lane) = self.lane(qp) else { return };
-            let operation = operation(&verb, written.inline, lane.held.next_key());
-            let Written { id: WorkId(id), signalled, solicited, window, .. } = written;
-            lane.carrier.post(Request { id, operation, signalled, solicited });
+            let operation = operation(&verb, request.inline, lane.held.next_key());
+            let PostedRequest { id: WorkId(id), signalled, solicited, window, .. } = request;
+            lane.transport.post(Request { id, operation, signalled, solicited });
             lane.held.push(window);
             lane.submitted += 1;
         }
     }
 
-    /// Sends a queue pair's packets, reports its events, and schedules its next turn.
+    /// Sends a queue pair's packets, reports its events, and schedules its next run.
     pub(super) fn drive(&mut self, qp: u32) {
-        let next_turn_ns = self.transmit_all(qp);
+        let next_run_ns = self.transmit_all(qp);
         if self.report_lane_events(qp) {
             // The queue pair's last packet gives the peer the reason.
             self.transmit_all(qp);
@@ -375,18 +378,18 @@ impl Net {
             return;
         }
         // A due timer may have to wait for the wire, as packets do.
-        let timeout_ns = self.lane(qp).and_then(|lane| lane.carrier.poll_timeout());
-        if let Some(at_ns) = next_turn_ns.or(timeout_ns) {
-            self.schedule_turn(qp, at_ns);
+        let timeout_ns = self.lane(qp).and_then(|lane| lane.transport.poll_timeout());
+        if let Some(at_ns) = next_run_ns.or(timeout_ns) {
+            self.schedule_run(qp, at_ns);
         }
-        self.await_written(qp);
+        self.schedule_submission(qp);
         self.close_when_sent(self.end_of(qp));
     }
 
     /// Reports the events of a queue pair. Returns true if it has ended.
     fn report_lane_events(&mut self, qp: u32) -> bool {
         let mut is_broken = false;
-        while let Some(event) = self.lane(qp).and_then(|lane| lane.carrier.poll_event()) {
+        while let Some(event) = self.lane(qp).and_then(|lane| lane.transport.poll_event()) {
             match event {
                 halite_rnic::Event::Completed { id, status, old } => {
                     let kind = match old {
@@ -415,8 +418,8 @@ impl Net {
                 }
             }
         }
-        self.count(qp);
-        self.post_waiting(qp);
+        self.add_counts(qp);
+        self.post_from_backlog(qp);
         self.report_room_in_lane(qp, is_broken);
         is_broken
     }
@@ -430,9 +433,9 @@ impl Net {
     }
 
     /// Adds the queue pair's new counts to the world's.
-    fn count(&mut self, qp: u32) {
+    fn add_counts(&mut self, qp: u32) {
         let Some(lane) = self.lanes[qp as usize].as_deref_mut() else { return };
-        let ([repeated_before, rnr_before], now) = (lane.counted, lane.carrier.counts());
+        let ([repeated_before, rnr_before], now) = (lane.counted, lane.transport.counts());
         self.counters.retransmitted += now[0].saturating_sub(repeated_before);
         self.counters.receiver_not_ready += now[1] - rnr_before;
         lane.counted = now;
@@ -443,7 +446,7 @@ impl Net {
         let end = self.end_of(qp);
         let (endpoint, peer, state) = (self.ends[end].endpoint, self.ends[end].peer, self.ends[end].state);
         let Some(lane) = self.lane(qp) else { return };
-        lane.held.keep_last(lane.carrier.posted());
+        lane.held.keep_last(lane.transport.posted());
         if lane.wants_room && state == EndState::Open && !is_broken && lane.outstanding() <= room_at {
             lane.wants_room = false;
             self.deliver(endpoint, peer, FabricEvent::Room { peer });
@@ -453,19 +456,19 @@ impl Net {
     /// Posts a receive for one more message or immediate of the peer.
     pub(super) fn add_receive(&mut self, qp: u32) {
         if let Some(lane) = self.lane(qp) {
-            lane.carrier.add_receive();
+            lane.transport.add_receive();
         }
     }
 
-    /// Closes a queue pair: posted requests complete, and the peer can no longer access memory.
+    /// Closes a queue pair: completes posted requests, and ends the peer's access to memory.
     pub(super) fn close_lane(&mut self, qp: u32) {
         let Some(lane) = self.lane(qp) else { return };
-        lane.carrier.close();
+        lane.transport.close();
         lane.has_key_request = false;
-        let mut written = std::mem::take(&mut lane.written);
-        written.extend(lane.turns.backlog.drain());
+        let mut unsubmitted = std::mem::take(&mut lane.unsubmitted);
+        unsubmitted.extend(lane.flow_queue.backlog.drain());
         self.report_lane_events(qp);
-        for Written { id, .. } in written {
+        for PostedRequest { id, .. } in unsubmitted {
             self.complete_lane_request(qp, Status::Flushed, CompletionKind::Done { id });
         }
     }
@@ -477,7 +480,7 @@ impl Net {
 
     /// Returns the round-trip time in ns of the first queue pair of `end` that has measured one; `None` if none has.
     pub(super) fn lane_round_trip_ns(&self, end: EndId) -> Option<u64> {
-        self.ends[end].qps().find_map(|qp| self.lanes[qp as usize].as_deref()?.carrier.round_trip_ns())
+        self.ends[end].qps().find_map(|qp| self.lanes[qp as usize].as_deref()?.transport.round_trip_ns())
     }
 }
 

@@ -3,6 +3,7 @@
 use halite_fabric::{CutOff, Event as FabricEvent, PeerId, Status};
 
 use super::end::{EndId, EndState};
+use super::qp::Work;
 use super::{Event, HostState, Net};
 use crate::hardware::Reach;
 use crate::profile::Fence;
@@ -28,7 +29,7 @@ impl Net {
     pub(super) fn close_end(&mut self, end: EndId, status: Status) {
         let this = &mut self.ends[end];
         let (endpoint, peer, was_open) = (this.endpoint, this.peer, this.is_active());
-        this.mapped.unmap_all();
+        this.mappings.unmap_all();
         if !was_open {
             this.state = EndState::Closed;
             return;
@@ -38,7 +39,7 @@ impl Net {
         }
         self.ends[end].state = EndState::Closed;
         // Messages that arrived before the end must be visible before the disconnection.
-        self.endpoints[endpoint as usize].show_all(self.now_ns);
+        self.endpoints[endpoint as usize].make_all_visible(self.now_ns);
         self.report(endpoint, FabricEvent::Disconnected { peer });
         if !self.copies_by_processor(end) {
             // An adapter drops packets for a closed connection.
@@ -81,10 +82,10 @@ impl Net {
         }
     }
 
-    /// Informs the peer that this end has closed.
+    /// Notifies the peer that this end has closed.
     pub(super) fn notify_closed(&mut self, end: EndId) {
         self.send_kernel_message(end, Event::PeerLeft { end: end.other() }, 0);
-        if self.ends[end].reach == Reach::Within {
+        if self.ends[end].reach == Reach::WithinHost {
             self.detach(end);
         }
     }
@@ -94,7 +95,7 @@ impl Net {
         let event = Event::PeerLeft { end };
         let host = self.ends[end].from_host;
         if self.copies_by_processor(end) {
-            // The process itself drops the peer's memory, when it runs and no copy is in progress.
+            // The process itself unmaps the peer's memory, once it runs and no copy is in progress.
             if !self.runs_or_defers(host, event) {
                 return;
             }
@@ -103,16 +104,16 @@ impl Net {
                 return self.schedule(at_ns, event);
             }
         }
-        // A closed end has already informed its peer.
-        let answers = self.ends[end].state != EndState::Closed;
+        // A closed end has already notified its peer.
+        let must_notify = self.ends[end].state != EndState::Closed;
         self.close_end(end, Status::PeerGone);
         match self.ends[end].reach {
             // The peer reports when it has unmapped this end's memory.
-            Reach::Within if answers => self.detach(end),
-            Reach::Across if self.copies_by_processor(end) => {
-                // Both ends have closed, so neither accesses the other's memory any more.
+            Reach::WithinHost if must_notify => self.detach(end),
+            Reach::BetweenHosts if self.copies_by_processor(end) => {
+                // Both ends have closed, so neither can access the other's memory.
                 self.mark_cut_off(end, false);
-                if answers {
+                if must_notify {
                     self.notify_detached(end);
                 }
             }
@@ -128,8 +129,8 @@ impl Net {
     fn is_copying(&self, end: EndId) -> bool {
         self.ends[end].qps().any(|qp| {
             let qp = &self.qps[qp as usize];
-            let reading = qp.outstanding.iter().any(|work| work.answered > 0 && !work.acknowledged);
-            qp.offset > 0 || reading
+            let is_reading = |work: &Work| work.response_bytes > 0 && !work.is_acknowledged;
+            qp.offset > 0 || qp.outstanding.iter().any(is_reading)
         })
     }
 
@@ -176,7 +177,7 @@ impl Net {
     pub(super) fn handle_fence(&mut self, endpoint: u32) {
         let host = HostId(self.endpoints[endpoint as usize].host);
         // The address may belong to a newer process.
-        if self.endpoints[endpoint as usize].alive {
+        if self.endpoints[endpoint as usize].is_open {
             self.crash(host, true);
             self.killed.push_back(host);
         }
@@ -186,11 +187,11 @@ impl Net {
 
     /// Closes a fabric: its connections end after all posted requests have completed.
     pub(crate) fn close(&mut self, endpoint: u32) {
-        if !self.endpoints[endpoint as usize].alive {
+        if !self.endpoints[endpoint as usize].is_open {
             return;
         }
         self.abort_dials(endpoint);
-        self.endpoints[endpoint as usize].alive = false;
+        self.endpoints[endpoint as usize].is_open = false;
         let host = self.endpoints[endpoint as usize].host;
         self.trace(host, |net| format!("closes {}", net.endpoints[endpoint as usize].address));
         for end in self.endpoints[endpoint as usize].peers.clone() {
@@ -226,12 +227,12 @@ impl Net {
     }
 
     pub(crate) fn resume(&mut self, host: HostId) {
-        let held = &mut self.hosts[host.0 as usize];
-        if held.state != HostState::Paused {
+        let resumed = &mut self.hosts[host.0 as usize];
+        if resumed.state != HostState::Paused {
             return;
         }
-        held.state = HostState::Running;
-        for event in std::mem::take(&mut held.held) {
+        resumed.state = HostState::Running;
+        for event in std::mem::take(&mut resumed.deferred) {
             self.schedule(self.now_ns, event);
         }
         self.trace(host.0, |_| "resumes".to_owned());
@@ -246,11 +247,11 @@ impl Net {
     }
 
     /// Crashes a host: only its packets on the wire remain. The caller ends its tasks. If `is_reported`, the kernel
-    /// informs other hosts.
+    /// notifies other hosts.
     pub(crate) fn crash(&mut self, host: HostId, is_reported: bool) {
         let crashed = &mut self.hosts[host.0 as usize];
         crashed.state = HostState::Crashed;
-        crashed.held.clear();
+        crashed.deferred.clear();
         self.trace(host.0, |_| "crashes".to_owned());
         for index in 0..self.endpoints.len() {
             if self.endpoints[index].host == host.0 {
@@ -267,7 +268,7 @@ impl Net {
         for end in ends.collect::<Vec<_>>() {
             let this = &mut self.ends[end];
             this.state = EndState::Closed;
-            this.mapped.unmap_all();
+            this.mappings.unmap_all();
             for qp in this.qps() {
                 drop(self.qps[qp as usize].take_outstanding());
                 self.lanes[qp as usize] = None;
@@ -279,13 +280,13 @@ impl Net {
         self.release_memory(index);
     }
 
-    /// Drops the memory of a closed fabric if no peer can access it any more.
+    /// Drops the memory of a closed fabric once no peer can access it.
     fn release_memory(&mut self, index: usize) {
-        let is_over = |end: &EndId| {
-            let is_reached = self.copies_by_processor(*end) && self.ends[end.other()].is_active();
-            !self.ends[*end].is_active() && !is_reached
+        let is_inaccessible = |end: &EndId| {
+            let peer_copies = self.copies_by_processor(*end) && self.ends[end.other()].is_active();
+            !self.ends[*end].is_active() && !peer_copies
         };
-        if !self.endpoints[index].alive && self.endpoints[index].peers.iter().all(is_over) {
+        if !self.endpoints[index].is_open && self.endpoints[index].peers.iter().all(is_inaccessible) {
             self.endpoints[index].segments = Vec::new();
         }
     }

@@ -4,31 +4,31 @@
 //! `lifecycle` ends it. A lane executes each request at most once, in order.
 //!
 //! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), driven by adapters or by the processes, or two
-//! lanes without connection state at the responder (`carrier`).
-//! Datagrams between them are lost, duplicated and reordered (`datagrams`). `view` is the memory that queue pairs
-//! access, `adapter` the atomics of an adapter, `stages` its units and caches, and `keys` the announcement of memory
-//! keys.
+//! lanes without connection state at the responder (`transport`). Links lose, duplicate and reorder the datagrams
+//! between them (`datagrams`). `flow_queue` limits the bytes that the adapter holds, `view` is the memory that queue
+//! pairs access, `adapter` the atomics of an adapter, `stages` its units and caches, and `keys` the announcement of
+//! memory keys.
 //!
-//! Profiles without an adapter are called "processors copy" here: the requester's processor copies the bytes into the
-//! target's memory. Such requests are executed one after the other (`qp`): a request is written (`post`), copied in
-//! pieces (`send`) that land in the memory of the target (`land`), and completes (`ack`). A link fault delays a piece,
-//! and repeated faults end the connection. `direct` is access by loads and stores.
+//! In profiles without an adapter, *processors copy*: the requester's processor copies the bytes into the target's
+//! memory. Such requests are executed one after the other (`qp`): a request is posted (`post`), copied in pieces
+//! (`send`) that land in the memory of the target (`land`), and completes (`ack`). A link fault delays a piece, and
+//! repeated faults end the connection. `direct` is access by loads and stores.
 //!
 //! ```text
-//!   post ──> Depart, per piece ──> Land ──> Acknowledge ──> Show ──> poll
-//!               │ lost: again         │ imm, send: Show at the target ──> poll
+//!   post ──> Depart, per piece ──> Land ──> Acknowledge ──> Visible ──> poll
+//!               │ lost: retried       │ imm, send: Visible at the target ──> poll
 //!               ▼                     └ read: Respond, per piece ──> Land
 //!            retries ──> the connection breaks
 //! ```
 
 mod ack;
 mod adapter;
-mod carrier;
 mod datagrams;
 mod dial;
 mod direct;
 mod end;
 mod endpoint;
+mod flow_queue;
 mod keys;
 mod land;
 mod lane;
@@ -40,7 +40,7 @@ mod queue;
 mod send;
 mod slab;
 mod stages;
-mod turns;
+mod transport;
 mod view;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -86,8 +86,8 @@ struct Host {
     state: HostState,
     /// The first process of the host.
     machine: HostId,
-    /// Events that wait until the paused processor runs.
-    held: Vec<Event>,
+    /// Events that arrived while the host was paused.
+    deferred: Vec<Event>,
     /// Units and caches of its adapter, if the profile has them.
     stages: Option<Box<Stages>>,
 }
@@ -214,8 +214,8 @@ impl Net {
     }
 
     fn handle(&mut self, event: Event) {
-        let [kind, of, number] = event.words();
-        self.digest.fold([self.now_ns, kind, of, number]);
+        let [kind, object, number] = event.digest_words();
+        self.digest.fold([self.now_ns, kind, object, number]);
         match event {
             Event::Depart { qp } => self.handle_depart(qp),
             Event::Land { packet } => self.handle_land(packet),
@@ -224,7 +224,7 @@ impl Net {
             Event::AtomicWritten { endpoint } => self.handle_atomic_written(endpoint),
             Event::Acknowledge { qp, number } => self.handle_acknowledge(qp, number),
             Event::AckTimeout { qp, number } => self.handle_ack_timeout(qp, number),
-            Event::Show { endpoint } => self.show(endpoint),
+            Event::Visible { endpoint } => self.ring_if_armed(endpoint),
             Event::PeerLeft { end } => self.handle_peer_left(end),
             Event::PeerCrashed { end } => self.handle_peer_crashed(end),
             Event::PeerDetached { end } => self.handle_peer_detached(end),
@@ -236,7 +236,7 @@ impl Net {
             Event::KeysArrive { end, keys, answer } => self.handle_keys_arrive(end, keys, answer),
             Event::KeysRequested { request } => self.handle_keys_requested(request),
             Event::KeyRequestTimeout { qp } => self.handle_key_request_timeout(qp),
-            Event::Turn { qp } => self.handle_turn(qp),
+            Event::Run { qp } => self.handle_run(qp),
             Event::Datagram { index } => self.handle_datagram(index),
         }
     }
@@ -306,11 +306,11 @@ impl Net {
     pub(crate) fn add_process(&mut self, neighbour: Option<HostId>) -> HostId {
         let added = HostId(self.hosts.len() as u32);
         let machine = neighbour.map_or(added, |other| self.machine_of(other));
-        let adapter = self.hardware.of(Reach::Across).adapter;
+        let adapter = self.hardware.profile(Reach::BetweenHosts).adapter;
         let stages = adapter.map(|adapter| Box::new(Stages::new(adapter)));
-        self.hosts.push(Host { state: HostState::Running, machine, held: Vec::new(), stages });
+        self.hosts.push(Host { state: HostState::Running, machine, deferred: Vec::new(), stages });
         let wire = |other| {
-            let profile = self.hardware.of(self.reach(added, HostId(other)));
+            let profile = self.hardware.profile(self.reach(added, HostId(other)));
             Wire::new(Link::new(profile.wire_ns, profile.bandwidth_bytes_per_us))
         };
         let wires: Vec<Wire> = (0..=added.0).map(wire).collect();
@@ -331,12 +331,12 @@ impl Net {
 
     pub(crate) fn reach(&self, one: HostId, other: HostId) -> Reach {
         let is_shared = self.machine_of(one) == self.machine_of(other);
-        if self.hardware.has_processes() && is_shared { Reach::Within } else { Reach::Across }
+        if self.hardware.has_processes() && is_shared { Reach::WithinHost } else { Reach::BetweenHosts }
     }
 
     /// Returns the hardware between the ends of a connection.
     fn profile(&self, end: EndId) -> &Profile {
-        self.hardware.of(self.ends[end].reach)
+        self.hardware.profile(self.ends[end].reach)
     }
 
     /// Returns the end to which a queue pair belongs.
@@ -361,8 +361,8 @@ impl Net {
     /// Returns the hardware between a fabric and its peer.
     pub(crate) fn profile_to(&self, endpoint: u32, peer: PeerId) -> (&Profile, Reach) {
         let end = self.endpoints[endpoint as usize].end(peer);
-        let reach = end.map_or(Reach::Across, |end| self.ends[end].reach);
-        (self.hardware.of(reach), reach)
+        let reach = end.map_or(Reach::BetweenHosts, |end| self.ends[end].reach);
+        (self.hardware.profile(reach), reach)
     }
 
     pub(crate) fn state(&self, host: HostId) -> HostState {
@@ -384,7 +384,7 @@ impl Net {
     /// Sends a packet with `len` bytes of payload, not before `ready_ns`.
     #[inline]
     fn transmit(&mut self, from: u32, to: u32, ready_ns: u64, len: u64) -> Transit {
-        let header_bytes = self.hardware.of(self.reach(HostId(from), HostId(to))).header_bytes;
+        let header_bytes = self.hardware.profile(self.reach(HostId(from), HostId(to))).header_bytes;
         let wire = &mut self.wires[from as usize][to as usize];
         wire.send_piece(ready_ns, len + header_bytes, &mut self.random, &mut self.counters)
     }
@@ -395,22 +395,22 @@ impl Net {
         link.up.then(|| self.now_ns + link.latency_ns)
     }
 
-    /// Returns true if a host is running and so handles `event` now. A paused host handles it after it resumes.
+    /// Returns true if the host is running, so that the caller handles `event` now. Defers it if the host is paused.
     fn runs_or_defers(&mut self, host: u32, event: Event) -> bool {
         let host = &mut self.hosts[host as usize];
         if host.state == HostState::Paused {
-            host.held.push(event);
+            host.deferred.push(event);
         }
         host.state == HostState::Running
     }
 
-    /// Returns true if processors copy between the ends, not adapters.
+    /// Returns true if processors copy between the ends instead of adapters.
     fn copies_by_processor(&self, end: EndId) -> bool {
         !self.profile(end).is_adapter()
     }
 
-    /// Returns true if an adapter executes requests, which must learn keys first; processes look keys up when packets
-    /// arrive.
+    /// Returns true if an adapter executes requests. The requester's adapter must know a key before it sends the key; a
+    /// process looks keys up when packets arrive.
     fn has_adapter(&self, end: EndId) -> bool {
         let profile = self.profile(end);
         profile.is_adapter() && !profile.is_driven_by_process()
@@ -447,9 +447,9 @@ impl Net {
         let delay_ns = after_ns + if is_asleep { profile.interrupt_ns } else { profile.poll_ns };
         let at_ns = self.endpoints[endpoint as usize].push(self.now_ns + delay_ns, event);
         if at_ns > self.now_ns {
-            self.schedule(at_ns, Event::Show { endpoint });
+            self.schedule(at_ns, Event::Visible { endpoint });
         } else {
-            self.show(endpoint);
+            self.ring_if_armed(endpoint);
         }
     }
 
@@ -460,9 +460,9 @@ impl Net {
         self.endpoints[endpoint as usize].push(at_ns, FabricEvent::Completed(completion));
     }
 
-    /// Rings the doorbell for visible events, if it is armed.
-    fn show(&mut self, endpoint: u32) {
-        if self.endpoints[endpoint as usize].armed {
+    /// Rings the doorbell if it is armed, because an event has become visible.
+    fn ring_if_armed(&mut self, endpoint: u32) {
+        if self.endpoints[endpoint as usize].is_armed {
             self.wake(endpoint);
         }
     }
@@ -476,8 +476,8 @@ impl Net {
     fn report(&mut self, endpoint: u32, event: FabricEvent) {
         let host = self.endpoints[endpoint as usize].host;
         self.trace(host, |_| describe(&event));
-        // Earlier events stay earlier, and become visible now.
-        self.endpoints[endpoint as usize].show_all(self.now_ns);
+        // Earlier events keep their order, and also become visible now.
+        self.endpoints[endpoint as usize].make_all_visible(self.now_ns);
         self.endpoints[endpoint as usize].push(self.now_ns, event);
         self.wake(endpoint);
     }
@@ -511,17 +511,17 @@ impl Net {
         self.endpoints[endpoint as usize].doorbell
     }
 
-    pub(crate) fn arm(&mut self, endpoint: u32, armed: bool) {
+    pub(crate) fn arm(&mut self, endpoint: u32, is_armed: bool) {
         let now_ns = self.now_ns;
         let endpoint = &mut self.endpoints[endpoint as usize];
-        if armed && !endpoint.armed {
+        if is_armed && !endpoint.is_armed {
             endpoint.awake_ns = now_ns;
         }
-        endpoint.armed = armed;
+        endpoint.is_armed = is_armed;
     }
 }
 
-/// Formats an event for the trace, without the peer's hello.
+/// Describes an event for the trace, without the peer's hello.
 fn describe(event: &FabricEvent) -> String {
     match event {
         FabricEvent::Connected { peer, dialled, .. } => {

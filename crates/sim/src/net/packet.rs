@@ -20,8 +20,8 @@ pub(super) struct Packet {
     pub(super) kind: PacketKind,
     /// Offset of its bytes in the request.
     pub(super) offset: u64,
-    pub(super) last: bool,
-    /// True if the arrival rings the doorbell.
+    pub(super) is_last: bool,
+    /// True if the arrival rings the target's doorbell.
     pub(super) solicited: bool,
     pub(super) bytes: Vec<u8>,
 }
@@ -45,7 +45,7 @@ impl Packets {
         self.in_flight.take(index)
     }
 
-    pub(super) fn buffer(&mut self) -> Vec<u8> {
+    pub(super) fn take_buffer(&mut self) -> Vec<u8> {
         self.buffers.pop().unwrap_or_default()
     }
 

@@ -17,7 +17,7 @@ use crate::hardware::Reach;
 
 impl Net {
     pub(crate) fn register(&mut self, endpoint: u32, segment: Arc<Segment>) -> Result<Key, RegisterError> {
-        let max = self.hardware.of(Reach::Across).keys_max;
+        let max = self.hardware.profile(Reach::BetweenHosts).keys_max;
         let segments = &mut self.endpoints[endpoint as usize].segments;
         if segments.len() >= max {
             return Err(RegisterError::TooManyKeys { max });
@@ -34,14 +34,14 @@ impl Net {
         self.endpoints[endpoint as usize].page_bytes.insert(key.0, page_bytes);
     }
 
-    /// Deregisters a key; later accesses of peers fail.
+    /// Deregisters a key, so that later accesses of peers fail.
     pub(crate) fn deregister(&mut self, endpoint: u32, key: Key) {
         let segments = &mut self.endpoints[endpoint as usize].segments;
         if segments.get_mut(key.0 as usize).and_then(Option::take).is_none() {
             return;
         }
         for end in self.endpoints[endpoint as usize].peers.clone() {
-            self.ends[end.other()].mapped.unmap(key);
+            self.ends[end.other()].mappings.unmap(key);
         }
         self.report(endpoint, FabricEvent::Deregistered { key });
     }
@@ -60,21 +60,21 @@ impl Net {
         let End { first_qp, lanes, .. } = self.ends[end];
         let qp = first_qp + 2 * lane.order_among(lanes as usize) as u32;
         let are_queue_pairs = !self.copies_by_processor(end);
-        let mut written = 0;
+        let mut unrung = 0;
         for (posted, request) in requests.iter().enumerate() {
             let posting = match are_queue_pairs {
                 true => self.post_to_lane(qp, lane.flow, request),
                 false => self.post_copy(qp, request).map(|()| true),
             };
             match posting {
-                Ok(is_written) => written += usize::from(is_written),
+                Ok(is_in_adapter) => unrung += usize::from(is_in_adapter),
                 Err(cause) => {
-                    self.ring_doorbell(qp, written);
+                    self.ring_doorbell(qp, unrung);
                     return error(posted, cause);
                 }
             }
         }
-        self.ring_doorbell(qp, written);
+        self.ring_doorbell(qp, unrung);
         Ok(())
     }
 
@@ -93,7 +93,7 @@ impl Net {
         let (verb, inline) = self.parse(qp, &request.operation)?;
         let local = self.local(qp, &verb);
         self.record_post(qp, request, inline);
-        let mut copy = self.packets.buffer();
+        let mut copy = self.packets.take_buffer();
         copy.extend_from_slice(inline);
         let post_ns = self.profile_of(qp).post_ns;
         let queue = &mut self.qps[qp as usize];
@@ -106,13 +106,13 @@ impl Net {
             verb,
             local,
             ready_ns: u64::MAX,
-            departed: false,
-            delivered: false,
-            acknowledged: false,
+            has_departed: false,
+            is_executed: false,
+            is_acknowledged: false,
             lazy_ack_ns: None,
             status: Status::Success,
             old: 0,
-            answered: 0,
+            response_bytes: 0,
             attempts: 0,
             inline: copy,
         });
@@ -121,19 +121,19 @@ impl Net {
 
     /// Reports room when a quarter of a full queue is free, so that posters can post several requests at once.
     pub(super) fn report_room(&mut self, qp: u32) {
-        let most = self.profile_of(qp).queue_depth / 4 * 3;
+        let room_at = self.profile_of(qp).queue_depth / 4 * 3;
         let end = &self.ends[self.end_of(qp)];
         let queue = &mut self.qps[qp as usize];
         if !queue.wants_room || end.state != EndState::Open {
             return;
         }
-        let too_many = queue.outstanding.len().saturating_sub(most);
-        if too_many == 0 {
+        let excess = queue.outstanding.len().saturating_sub(room_at);
+        if excess == 0 {
             queue.wants_room = false;
             let (endpoint, peer) = (end.endpoint, end.peer);
             return self.deliver(endpoint, peer, FabricEvent::Room { peer });
         }
-        self.schedule_lazy_ack(qp, too_many);
+        self.schedule_lazy_ack(qp, excess);
     }
 
     pub(super) fn record_post(&mut self, qp: u32, request: &WorkRequest<'_>, inline: &[u8]) {
@@ -152,11 +152,11 @@ impl Net {
         qp: u32,
         operation: &Operation<'r>,
     ) -> Result<(Verb, &'r [u8]), PostCause> {
-        let none: &[u8] = &[];
+        let no_bytes: &[u8] = &[];
         Ok(match *operation {
             Operation::Read { local: Local::Registered { key, offset, len }, remote } => {
                 let key = self.local_key(qp, key, offset, len)?;
-                (Verb::Read { key, offset, remote, len }, none)
+                (Verb::Read { key, offset, remote, len }, no_bytes)
             }
             Operation::Read { local: Local::Inline(_), .. } => return Err(PostCause::Malformed),
             Operation::Write { local, remote } => {
@@ -168,9 +168,9 @@ impl Net {
                 return Err(PostCause::Malformed);
             }
             Operation::Send { bytes, imm } => (Verb::Send { len: bytes.len() as u64, imm }, bytes),
-            Operation::FetchAdd { remote, add } => (Verb::FetchAdd { remote, add }, none),
+            Operation::FetchAdd { remote, add } => (Verb::FetchAdd { remote, add }, no_bytes),
             Operation::CompareSwap { remote, expected, new } => {
-                (Verb::CompareSwap { remote, expected, new }, none)
+                (Verb::CompareSwap { remote, expected, new }, no_bytes)
             }
         })
     }
@@ -217,7 +217,7 @@ impl Net {
         if !self.copies_by_processor(self.end_of(qp)) {
             return self.ring_lane(qp, posted);
         }
-        let profile = self.hardware.of(self.ends[self.end_of(qp)].reach);
+        let profile = self.hardware.profile(self.ends[self.end_of(qp)].reach);
         let queue = &mut self.qps[qp as usize];
         queue.posted_ns += profile.doorbell_ns;
         let ready_ns = queue.posted_ns;
@@ -226,17 +226,17 @@ impl Net {
         self.start_sending(qp);
     }
 
-    /// Schedules the next departure of an idle adapter.
+    /// Schedules the departure of the next piece, unless one is scheduled.
     pub(super) fn start_sending(&mut self, qp: u32) {
         let now_ns = self.now_ns;
         let queue = &mut self.qps[qp as usize];
         let departing = queue.departing;
-        if queue.busy {
+        if queue.is_sending {
             return;
         }
         if let Some(work) = queue.work(departing) {
             let at_ns = work.ready_ns.max(now_ns);
-            queue.busy = true;
+            queue.is_sending = true;
             self.schedule(at_ns, Event::Depart { qp });
         }
     }

@@ -36,8 +36,8 @@ impl Verb {
         }
     }
 
-    /// Returns true if the answer carries data, so that a later answer does not cover it.
-    pub(super) fn has_answer(&self) -> bool {
+    /// Returns true if the response carries data, so that the acknowledgement of a later request does not cover it.
+    pub(super) fn has_response(&self) -> bool {
         matches!(self, Verb::Read { .. } | Verb::FetchAdd { .. } | Verb::CompareSwap { .. })
     }
 
@@ -92,19 +92,19 @@ pub(super) struct Work {
     pub(super) local: Option<Window>,
     /// Time from which the request may be sent.
     pub(super) ready_ns: u64,
-    /// True if a packet of the request has left.
-    pub(super) departed: bool,
-    /// True if the target has executed the request.
-    pub(super) delivered: bool,
-    /// True if the requester knows that the target has executed it.
-    pub(super) acknowledged: bool,
+    /// True if a piece of the request has left.
+    pub(super) has_departed: bool,
+    /// True if the target has executed or refused the request.
+    pub(super) is_executed: bool,
+    /// True if the requester has received the acknowledgement.
+    pub(super) is_acknowledged: bool,
     /// Arrival time of a lazy acknowledgement, which also covers all earlier requests.
     pub(super) lazy_ack_ns: Option<u64>,
     pub(super) status: Status,
     /// Value of the word before an atomic.
     pub(super) old: u64,
     /// Number of bytes of a read that have been sent back.
-    pub(super) answered: u64,
+    pub(super) response_bytes: u64,
     pub(super) attempts: u32,
     pub(super) inline: Vec<u8>,
 }
@@ -125,14 +125,14 @@ pub(super) struct Qp {
     pub(super) offset: u64,
     /// Number of times that the next packet of that request was lost.
     pub(super) attempts: u32,
-    /// True while the event that sends the next piece is scheduled, or is held back until the host runs.
-    pub(super) busy: bool,
+    /// True while the event that sends the next piece is scheduled, or deferred until the host runs.
+    pub(super) is_sending: bool,
     /// Time until which the posting processor is busy with posts.
     pub(super) posted_ns: u64,
     /// Time at which the last packet lands at the peer.
     pub(super) landed_ns: u64,
-    /// Time at which the last answer lands here.
-    pub(super) answered_ns: u64,
+    /// Time at which the last piece of a response lands here.
+    pub(super) response_landed_ns: u64,
     /// Packets that arrived here and wait for a receive.
     pub(super) stalled: VecDeque<u32>,
 }
@@ -147,10 +147,10 @@ impl Qp {
             departing: 0,
             offset: 0,
             attempts: 0,
-            busy: false,
+            is_sending: false,
             posted_ns: 0,
             landed_ns: 0,
-            answered_ns: 0,
+            response_landed_ns: 0,
             stalled: VecDeque::new(),
         }
     }

@@ -13,7 +13,7 @@ pub(super) enum Event {
     Depart { qp: u32 },
     /// A packet reaches memory.
     Land { packet: u32 },
-    /// Packets that found no posted receive are tried again.
+    /// Packets that found no posted receive are retried.
     ReceiverRetry { qp: u32 },
     /// The target of the read `number` of `qp` sends the next piece of the answer.
     Respond { qp: u32, number: u64 },
@@ -24,7 +24,7 @@ pub(super) enum Event {
     /// The timeout of a lost acknowledgement.
     AckTimeout { qp: u32, number: u64 },
     /// The next event of a fabric becomes visible.
-    Show { endpoint: u32 },
+    Visible { endpoint: u32 },
     /// The other end has reported that it closed.
     PeerLeft { end: EndId },
     /// The other end's kernel has reported its crash.
@@ -47,15 +47,15 @@ pub(super) enum Event {
     KeysRequested { request: KeyRequest },
     /// The timeout of a request for keys.
     KeyRequestTimeout { qp: u32 },
-    /// A turn of a queue pair without a packet.
-    Turn { qp: u32 },
+    /// A queue pair runs although no packet has arrived.
+    Run { qp: u32 },
     /// A datagram arrives.
     Datagram { index: u32 },
 }
 
 impl Event {
-    /// Returns the event's words in the digest: kind and object.
-    pub(super) fn words(self) -> [u64; 3] {
+    /// Returns the event's kind and object, as words of the digest.
+    pub(super) fn digest_words(self) -> [u64; 3] {
         match self {
             Event::Depart { qp } => [1, qp.into(), 0],
             Event::Land { packet } => [2, packet.into(), 0],
@@ -63,7 +63,7 @@ impl Event {
             Event::Respond { qp, number } => [4, qp.into(), number],
             Event::Acknowledge { qp, number } => [5, qp.into(), number],
             Event::AckTimeout { qp, number } => [6, qp.into(), number],
-            Event::Show { endpoint } => [7, endpoint.into(), 0],
+            Event::Visible { endpoint } => [7, endpoint.into(), 0],
             Event::PeerLeft { end } => [8, end.0.into(), 0],
             Event::PeerCrashed { end } => [9, end.0.into(), 0],
             Event::PeerDetached { end } => [10, end.0.into(), 0],
@@ -76,7 +76,7 @@ impl Event {
             Event::KeysArrive { end, keys, .. } => [17, end.0.into(), keys.into()],
             Event::KeysRequested { request } => [18, request.qp.into(), request.number],
             Event::KeyRequestTimeout { qp } => [19, qp.into(), 0],
-            Event::Turn { qp } => [21, qp.into(), 0],
+            Event::Run { qp } => [21, qp.into(), 0],
             Event::Datagram { index } => [22, index.into(), 0],
         }
     }

@@ -1,4 +1,4 @@
-//! Sending, if processors copy: pieces leave in order, and lost pieces are sent again.
+//! Sending, if processors copy: pieces leave in order, and lost pieces are retransmitted.
 
 use halite_fabric::Status;
 use halite_mem::Window;
@@ -9,24 +9,24 @@ use super::{Event, Net};
 use crate::link::Transit;
 use crate::profile::Profile;
 
-/// The next packet of a request.
+/// The next piece of a request or of a response.
 struct Piece {
     number: u64,
     verb: Verb,
     offset: u64,
     len: u64,
-    last: bool,
+    is_last: bool,
 }
 
 impl Net {
-    /// Copies the next piece of a lane. Pieces behind a lost one wait for it.
+    /// Copies the next piece of a lane. Pieces behind a lost piece wait for it.
     pub(super) fn handle_depart(&mut self, qp: u32) {
         let (host, to) = self.hosts_of(qp);
         if !self.runs_or_defers(host, Event::Depart { qp }) {
             return;
         }
         let Some(piece) = self.next_piece(qp) else {
-            self.qps[qp as usize].busy = false;
+            self.qps[qp as usize].is_sending = false;
             return;
         };
         match self.transmit(host, to, self.now_ns, piece.len) {
@@ -49,7 +49,7 @@ impl Net {
         let rest = verb.outbound_bytes() - offset;
         // A message lands in one piece.
         let len = if matches!(verb, Verb::Send { .. }) { rest } else { rest.min(mtu) };
-        Some(Piece { number, verb, offset, len, last: len == rest })
+        Some(Piece { number, verb, offset, len, is_last: len == rest })
     }
 
     fn depart(&mut self, qp: u32, piece: &Piece, arrives_ns: u64) {
@@ -58,27 +58,28 @@ impl Net {
         queue.landed_ns = queue.landed_ns.max(arrives_ns);
         let lands_ns = queue.landed_ns;
         let work = queue.work(piece.number).expect("the departing request is outstanding");
-        work.departed = true;
+        work.has_departed = true;
         let solicited = work.solicited;
-        let Piece { number, verb, offset, last, .. } = *piece;
-        let packet = Packet { qp, number, kind: PacketKind::Request(verb), offset, last, solicited, bytes };
+        let Piece { number, verb, offset, is_last, .. } = *piece;
+        let packet =
+            Packet { qp, number, kind: PacketKind::Request(verb), offset, is_last, solicited, bytes };
         let packet = self.packets.add(packet);
         self.schedule(lands_ns, Event::Land { packet });
     }
 
-    /// Returns a copy of the source's current bytes.
+    /// Copies the bytes of a piece from their source.
     fn source_bytes(&mut self, qp: u32, piece: &Piece) -> Vec<u8> {
         let work = self.qps[qp as usize].work(piece.number).expect("the departing request is outstanding");
         if let Verb::Write { source: Source::Registered { offset, .. }, .. } = piece.verb {
-            let mut bytes = self.packets.buffer();
+            let mut bytes = self.packets.take_buffer();
             let window = work.local.as_ref().expect("the segment was looked up when the write was posted");
             read_into(window, offset + piece.offset, piece.len, &mut bytes);
             return bytes;
         }
-        if piece.offset == 0 && piece.last {
+        if piece.offset == 0 && piece.is_last {
             return std::mem::take(&mut work.inline);
         }
-        let mut bytes = self.packets.buffer();
+        let mut bytes = self.packets.take_buffer();
         bytes.extend_from_slice(&work.inline[piece.offset as usize..][..piece.len as usize]);
         bytes
     }
@@ -114,7 +115,7 @@ impl Net {
                 let at_ns = next.ready_ns.max(left_ns);
                 self.schedule(at_ns, Event::Depart { qp });
             }
-            None => queue.busy = false,
+            None => queue.is_sending = false,
         }
     }
 
@@ -133,7 +134,7 @@ impl Net {
         if !self.accepts_copies(end.other()) {
             return self.await_ack(qp, number);
         }
-        let Some(piece) = self.next_answer(qp, number) else {
+        let Some(piece) = self.next_response_piece(qp, number) else {
             return;
         };
         if piece.verb.remote().is_some_and(|remote| self.segment(qp ^ 1, remote).is_none()) {
@@ -144,40 +145,40 @@ impl Net {
             Transit::Lost => self.retry_respond(qp, number),
             Transit::Sent { left_ns, arrives_ns } => {
                 self.respond(qp, &piece, arrives_ns);
-                if !piece.last {
+                if !piece.is_last {
                     self.schedule(left_ns, event);
                 }
             }
         }
     }
 
-    fn next_answer(&mut self, qp: u32, number: u64) -> Option<Piece> {
+    fn next_response_piece(&mut self, qp: u32, number: u64) -> Option<Piece> {
         let mtu = self.profile_of(qp).mtu_bytes;
         let work = self.qps[qp as usize].work(number)?;
         let Verb::Read { len, .. } = work.verb else {
             unreachable!("only reads are answered in pieces");
         };
-        let rest = len - work.answered;
+        let rest = len - work.response_bytes;
         let piece_len = rest.min(mtu);
-        let (verb, offset) = (work.verb, work.answered);
-        Some(Piece { number, verb, offset, len: piece_len, last: piece_len == rest })
+        let (verb, offset) = (work.verb, work.response_bytes);
+        Some(Piece { number, verb, offset, len: piece_len, is_last: piece_len == rest })
     }
 
     fn respond(&mut self, qp: u32, piece: &Piece, arrives_ns: u64) {
-        let mut bytes = self.packets.buffer();
+        let mut bytes = self.packets.take_buffer();
         if let Verb::Read { remote, .. } = piece.verb {
             let window = self.segment(qp ^ 1, remote).expect("memory stays while a connection reaches it");
             read_into(window, remote.offset + piece.offset, piece.len, &mut bytes);
         }
         let queue = &mut self.qps[qp as usize];
-        queue.answered_ns = queue.answered_ns.max(arrives_ns);
-        let lands_ns = queue.answered_ns;
+        queue.response_landed_ns = queue.response_landed_ns.max(arrives_ns);
+        let lands_ns = queue.response_landed_ns;
         let work = queue.work(piece.number).expect("the read is outstanding");
-        work.answered += piece.len;
+        work.response_bytes += piece.len;
         work.attempts = 0;
-        let Piece { number, verb, offset, last, .. } = *piece;
+        let Piece { number, verb, offset, is_last, .. } = *piece;
         let kind = PacketKind::Response(verb);
-        let packet = Packet { qp, number, kind, offset, last, solicited: false, bytes };
+        let packet = Packet { qp, number, kind, offset, is_last, solicited: false, bytes };
         let packet = self.packets.add(packet);
         self.schedule(lands_ns, Event::Land { packet });
     }

@@ -75,8 +75,8 @@ impl Stages {
         }
     }
 
-    /// Sends a packet of a queue pair over a wire that is free from `wire_free_ns`; returns the time at which it leaves
-    /// the unit.
+    /// Sends a packet of a queue pair over a wire that is free from `wire_free_ns` on. Returns the time at which the
+    /// packet leaves the unit.
     fn send(&mut self, now_ns: u64, wire_free_ns: u64, qp: u32, gathers: bool, random: &mut Random) -> u64 {
         let stall_ns = self.lookup(qp, None, random);
         let is_prefetched =
@@ -90,15 +90,15 @@ impl Stages {
         left_ns
     }
 
-    /// Receives a packet; returns the time at which its payload is in memory.
+    /// Receives a packet. Returns the time at which its payload is in memory.
     fn receive(&mut self, arrival: &Arrival, random: &mut Random) -> u64 {
         let stall_ns = self.lookup(arrival.qp, arrival.access, random);
         let receive_ns = if arrival.takes_receive { self.adapter.receive_ns } else { 0 };
-        let takes_ns = self.adapter.packet_ns + stall_ns + receive_ns + arrival.dma_ns;
-        self.receiving.serve(arrival.at_ns, takes_ns)
+        let duration_ns = self.adapter.packet_ns + stall_ns + receive_ns + arrival.dma_ns;
+        self.receiving.serve(arrival.at_ns, duration_ns)
     }
 
-    /// Looks up all state for a packet; returns the time of the misses.
+    /// Looks up all state for a packet. Returns the time for which misses stall the unit.
     fn lookup(&mut self, qp: u32, access: Option<MemoryAccess>, random: &mut Random) -> u64 {
         let mut misses = u64::from(self.connections.misses(u64::from(qp), random));
         if let Some(MemoryAccess { endpoint, key, offset, len, page_bytes }) = access {
@@ -125,9 +125,9 @@ struct Unit {
 }
 
 impl Unit {
-    /// Serves a packet that is ready at `ready_ns`; returns the time at which it is done.
-    fn serve(&mut self, ready_ns: u64, takes_ns: u64) -> u64 {
-        self.free_ns = self.free_ns.max(ready_ns) + takes_ns;
+    /// Serves a packet that is ready at `ready_ns`. Returns the time at which the packet is done.
+    fn serve(&mut self, ready_ns: u64, duration_ns: u64) -> u64 {
+        self.free_ns = self.free_ns.max(ready_ns) + duration_ns;
         self.free_ns
     }
 }
@@ -147,7 +147,7 @@ impl Cache {
         Cache { capacity: capacity as usize, entries: Vec::new(), indices: BTreeMap::new() }
     }
 
-    /// Returns true if the entry was not cached; it is from now on.
+    /// Returns true if the entry was not cached, and caches it.
     fn misses(&mut self, entry: u64, random: &mut Random) -> bool {
         if self.indices.contains_key(&entry) {
             return false;

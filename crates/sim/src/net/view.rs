@@ -28,7 +28,7 @@ impl View<'_> {
 
     /// Executes an atomic by `execute`, atomically with respect to processors. If the adapter has already read the
     /// word, only writes the result of `new_value`, and so overwrites changes since the read.
-    fn change(
+    fn execute_atomic(
         &self,
         key: u32,
         address: u64,
@@ -64,12 +64,12 @@ impl Memory for View<'_> {
 
     fn fetch_add(&self, key: u32, address: u64, add: u64) -> Result<u64, Refused> {
         let execute = |window: &Window| window.fetch_add_u64(address, add).map_err(refused);
-        self.change(key, address, execute, |old| Some(old.wrapping_add(add)))
+        self.execute_atomic(key, address, execute, |old| Some(old.wrapping_add(add)))
     }
 
     fn compare_swap(&self, key: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused> {
         let execute = |window: &Window| window.compare_exchange_u64(address, expected, new).map_err(refused);
-        self.change(key, address, execute, |old| (old == expected).then_some(new))
+        self.execute_atomic(key, address, execute, |old| (old == expected).then_some(new))
     }
 
     fn read_own(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {

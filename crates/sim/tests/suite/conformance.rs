@@ -11,24 +11,24 @@ use halite_sim::{HostId, Profile, World};
 /// Fabrics of one world.
 struct Sim {
     world: World,
-    /// The last process, if all processes are on one host.
-    on_host_of: Option<Cell<Option<HostId>>>,
+    /// If all processes are on one host: the last one.
+    last_process: Option<Cell<Option<HostId>>>,
     is_adapter: bool,
 }
 
 impl Sim {
     fn between_hosts(profile: Profile) -> Sim {
         let is_adapter = profile.is_adapter();
-        Sim { world: World::new(1, profile), on_host_of: None, is_adapter }
+        Sim { world: World::new(1, profile), last_process: None, is_adapter }
     }
 
     fn on_one_host() -> Sim {
         let world = World::with_processes(1, Profile::rnic_100g(), Profile::local());
-        Sim { world, on_host_of: Some(Cell::new(None)), is_adapter: false }
+        Sim { world, last_process: Some(Cell::new(None)), is_adapter: false }
     }
 
     fn add_host(&self) -> HostId {
-        let Some(last) = &self.on_host_of else { return self.world.add_host() };
+        let Some(last) = &self.last_process else { return self.world.add_host() };
         let added = last.get().map_or_else(|| self.world.add_host(), |host| self.world.add_process(host));
         last.set(Some(added));
         added

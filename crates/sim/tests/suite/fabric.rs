@@ -7,11 +7,11 @@ use halite_fabric::{Class, Event, Fabric, Key, Lane, Local, Operation, Status};
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_sim::{Link, Profile};
 
-/// Lets a processor add to a word while an adapter executes an atomic addition. Returns true if one of them is lost.
+/// Lets a processor add to a word while an adapter executes an atomic addition. Returns true if one addition is lost.
 fn loses_an_addition(profile: Profile) -> bool {
     let Pair { world, one, two } = pair(1, profile);
-    let far = remote(two.key, 16);
-    one.post(1, Operation::FetchAdd { remote: far, add: 1 });
+    let word = remote(two.key, 16);
+    one.post(1, Operation::FetchAdd { remote: word, add: 1 });
     // The time until the atomic arrives, plus half of the time for which the adapter holds the word.
     let Profile { post_ns, doorbell_ns, pcie_ns, wire_ns, atomic_ns, .. } = Profile::rnic_100g();
     run_for(&world, post_ns + doorbell_ns + 2 * pcie_ns + wire_ns + atomic_ns / 2);
@@ -29,8 +29,8 @@ fn an_adapters_atomic_loses_a_processors_addition() {
     assert!(!loses_an_addition(Profile::rnic_100g()));
 }
 
-/// Registers another segment, whose announcement is then in flight.
-fn another_key(side: &common::Side) -> (Key, Window) {
+/// Registers another segment. When this returns, the announcement of its key is in flight.
+fn register_late(side: &common::Side) -> (Key, Window) {
     let segment = Segment::create("late", 4096, PagePolicy::Normal).unwrap();
     let window = segment.window(0, 4096).unwrap();
     (side.fabric.register(segment).unwrap(), window)
@@ -44,7 +44,7 @@ fn a_request_with_an_unknown_key_blocks_its_lane() {
             pair.change_reverse_link(Link::down);
         }
         let Pair { world, one, two } = &pair;
-        let (key, window) = another_key(two);
+        let (key, window) = register_late(two);
         pair.change_reverse_link(|link| Link { up: true, ..link });
         one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) });
         one.post(2, Operation::Send { bytes: b"behind", imm: 0 });
@@ -79,7 +79,7 @@ fn each_lane_gets_an_answer_to_its_own_key_request() {
     let Pair { world, one, two } = &pair;
     let unannounced_key = || {
         pair.change_reverse_link(Link::down);
-        let (key, _) = another_key(two);
+        let (key, _) = register_late(two);
         pair.change_reverse_link(|link| Link { up: true, ..link });
         remote(key, 0)
     };
@@ -98,7 +98,7 @@ fn each_lane_gets_an_answer_to_its_own_key_request() {
 /// Writes in flight do not land, and reads in flight fail.
 #[test]
 fn deregistration_ends_requests_in_flight() {
-    let long = |pair: &Pair, is_read| {
+    let long_operation = |pair: &Pair, is_read| {
         let (local, remote) = (pair.one.source(1 << 20), remote(pair.two.key, 0));
         if is_read { Operation::Read { local, remote } } else { Operation::Write { local, remote } }
     };
@@ -107,14 +107,14 @@ fn deregistration_ends_requests_in_flight() {
             let pair = pair(1, profile.clone());
             let Pair { world, one, two } = &pair;
             one.memory.fill(0, 1 << 20, 7).unwrap();
-            one.post(1, long(&pair, is_read));
+            one.post(1, long_operation(&pair, is_read));
             run_for(world, 40_000);
             two.fabric.deregister(two.key);
-            let half = two.bytes(0, 1 << 20);
-            assert!(is_read || half.contains(&7) && half.contains(&0), "the write was not in progress");
+            let landed = two.bytes(0, 1 << 20);
+            assert!(is_read || landed.contains(&7) && landed.contains(&0), "the write was not in progress");
             run_for(world, LONG_NS);
             assert_eq!(one.ended(), [(1, Status::RemoteAccess)], "{is_adapter} {is_read}");
-            assert!(two.bytes(0, 1 << 20) == half, "bytes landed after the deregistration");
+            assert!(two.bytes(0, 1 << 20) == landed, "bytes landed after the deregistration");
             assert!(two.events().contains(&Event::Deregistered { key: two.key }));
             assert_eq!(one.events().is_empty(), !is_adapter, "only an adapter ends the connection");
         }

@@ -17,7 +17,7 @@ fn ms(count: u64) -> Duration {
 }
 
 /// Lets the other tasks run once.
-async fn pause() {
+async fn yield_now() {
     let mut polled = false;
     poll_fn(|context| {
         context.waker().wake_by_ref();
@@ -41,7 +41,7 @@ fn an_endless_task_is_stopped() {
     let world = world();
     world.spawn(None, "a loop", async {
         loop {
-            pause().await;
+            yield_now().await;
         }
     });
     assert_eq!(world.run(), RunEnd::StepsExhausted { task: "a loop".to_owned() });
@@ -84,7 +84,7 @@ fn each_host_has_its_own_clock() {
 }
 
 /// Starts a task that counts the milliseconds of its host's clock. Returns the count.
-fn count(world: &World, host: halite_sim::HostId) -> Rc<RefCell<u64>> {
+fn spawn_counter(world: &World, host: halite_sim::HostId) -> Rc<RefCell<u64>> {
     let counted = Rc::new(RefCell::new(0));
     let (inner, shared) = (world.clone(), counted.clone());
     world.spawn(Some(host), "counter", async move {
@@ -100,7 +100,7 @@ fn count(world: &World, host: halite_sim::HostId) -> Rc<RefCell<u64>> {
 fn a_resumed_host_continues_where_it_stopped() {
     let world = world();
     let host = world.add_host();
-    let counted = count(&world, host);
+    let counted = spawn_counter(&world, host);
     world.run_until(10_500_000);
     assert_eq!(*counted.borrow(), 10);
     world.pause(host);
@@ -116,7 +116,7 @@ fn a_resumed_host_continues_where_it_stopped() {
 fn a_crash_drops_only_the_tasks_of_its_host() {
     let world = world();
     let (host, other) = (world.add_host(), world.add_host());
-    let (counted, others) = (count(&world, host), count(&world, other));
+    let (counted, others) = (spawn_counter(&world, host), spawn_counter(&world, other));
     world.run_until(3_500_000);
     world.crash(host);
     assert_eq!(Rc::strong_count(&counted), 1, "the task was not dropped at once");
@@ -125,7 +125,7 @@ fn a_crash_drops_only_the_tasks_of_its_host() {
     world.run_until(6_500_000);
     assert_eq!((*counted.borrow(), *others.borrow()), (3, 6));
     world.restart(host);
-    let again = count(&world, host);
+    let again = spawn_counter(&world, host);
     world.run_until(8_600_000);
     assert_eq!(*again.borrow(), 2);
     world.end();

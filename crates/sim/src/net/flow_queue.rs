@@ -1,25 +1,26 @@
-//! Turns of flows in a lane: limits the bytes in the adapter, so that a short request waits for few bytes of other flows.
+//! Limits the bytes of a lane's flows that the adapter holds, so that a short request waits for few bytes of other
+//! flows.
 //!
 //! An adapter sends the requests of a queue pair in the order in which they were posted. So the provider posts only as
-//! many bytes as the link sends in [`QUEUE_NS`] and one round trip, and the other requests wait for the turn of their
-//! flow ([`Backlog`]).
+//! many bytes as the link sends in [`QUEUE_NS`] and one round trip. The other requests wait in the [`Backlog`], in
+//! which flows take turns.
 
 use std::collections::VecDeque;
 
 use halite_fabric::Backlog;
 
 use super::Net;
-use super::lane::Written;
+use super::lane::PostedRequest;
 use crate::profile::Profile;
 
 /// Time in which the link sends the bytes that wait in the adapter, in ns. A short request waits for them; the link
 /// stays busy while the provider handles a completion.
 const QUEUE_NS: u64 = 20_000;
 
-/// The requests of a lane that wait for their turn, and the bytes of those that the adapter has.
+/// The requests of a lane that are not posted yet, and the bytes of those that the adapter holds.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
-    pub(super) backlog: Backlog<Written>,
+pub(super) struct FlowQueue {
+    pub(super) backlog: Backlog<PostedRequest>,
     /// Lengths in bytes of the posted requests that have not completed, and the times at which they were posted, in
     /// order.
     posted: VecDeque<(u64, u64)>,
@@ -28,8 +29,8 @@ pub(super) struct Turns {
     round_trip_ns: Option<u64>,
 }
 
-impl Turns {
-    /// Returns true if the adapter may get a further request.
+impl FlowQueue {
+    /// Returns true if the adapter may get another request.
     fn has_room(&self, profile: &Profile) -> bool {
         self.round_trip_ns.is_none_or(|round_trip_ns| {
             self.bytes < profile.bandwidth_bytes_per_us * (QUEUE_NS + round_trip_ns) / 1_000
@@ -58,17 +59,17 @@ impl Turns {
 }
 
 impl Net {
-    /// Posts the waiting requests for which the adapter has room, after completions.
-    pub(super) fn post_waiting(&mut self, qp: u32) {
+    /// Posts requests of the backlog for which completions have made room.
+    pub(super) fn post_from_backlog(&mut self, qp: u32) {
         let now_ns = self.now_ns;
-        let profile = self.hardware.of(self.ends[self.end_of(qp)].reach);
+        let profile = self.hardware.profile(self.ends[self.end_of(qp)].reach);
         let Some(lane) = self.lanes[qp as usize].as_deref_mut() else { return };
-        lane.turns.on_completed(now_ns, lane.posted());
+        lane.flow_queue.on_completed(now_ns, lane.posted());
         let mut posted = 0;
-        while !lane.has_ended() && lane.turns.has_room(profile) {
-            let whole = |_: &mut Written| unreachable!("no request is divisible");
-            let Some(written) = lane.turns.backlog.pop(u64::MAX, whole) else { break };
-            lane.write(now_ns, profile, written);
+        while !lane.has_ended() && lane.flow_queue.has_room(profile) {
+            let divide = |_: &mut PostedRequest| unreachable!("no request is divisible");
+            let Some(request) = lane.flow_queue.backlog.pop(u64::MAX, divide) else { break };
+            lane.post_to_adapter(now_ns, profile, request);
             posted += 1;
         }
         if posted > 0 {

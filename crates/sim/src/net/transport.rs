@@ -1,8 +1,8 @@
-//! The part of `halite_rnic` that carries the requests of a lane: a queue pair, or a lane whose responder keeps no
-//! state.
+//! The protocol machine of `halite_rnic` at one end of a lane: a queue pair, or a lane without connection state at the
+//! responder.
 //!
-//! Of a stateless lane, an end is a requester and what joins the messages of the peer. The responder belongs to the
-//! endpoint, and serves all peers.
+//! One end of a stateless lane sends requests and reassembles the peer's messages. The responder belongs to the
+//! endpoint, and serves the lanes of all peers.
 
 use halite_rnic::stateless::{Lane, PACKET_BYTES_MAX, Receiver, Rights, ServerClock};
 use halite_rnic::wire::ICRC_BYTES;
@@ -14,57 +14,57 @@ use super::endpoint::Endpoint;
 use super::lane::{address, qpn};
 use super::view::View;
 
-/// What carries the requests of one end of a lane.
+/// The protocol machine of one end of a lane.
 #[derive(Debug)]
-pub(super) enum Carrier {
+pub(super) enum Transport {
     QueuePair(Box<QueuePair>),
-    /// The clock is the estimate of the responder's.
+    /// With an estimate of the responder's clock.
     Stateless(Box<Lane>, ServerClock),
 }
 
-impl Carrier {
+impl Transport {
     pub(super) fn has_ended(&self) -> bool {
         match self {
-            Carrier::QueuePair(queue_pair) => queue_pair.state() == State::Error,
-            Carrier::Stateless(lane, _) => lane.has_ended(),
+            Transport::QueuePair(queue_pair) => queue_pair.state() == State::Error,
+            Transport::Stateless(lane, _) => lane.has_ended(),
         }
     }
 
     /// Returns the number of requests that have not completed.
     pub(super) fn posted(&self) -> usize {
         match self {
-            Carrier::QueuePair(queue_pair) => queue_pair.posted(),
-            Carrier::Stateless(lane, _) => lane.posted(),
+            Transport::QueuePair(queue_pair) => queue_pair.posted(),
+            Transport::Stateless(lane, _) => lane.posted(),
         }
     }
 
     pub(super) fn post(&mut self, request: Request) {
         match self {
-            Carrier::QueuePair(queue_pair) => queue_pair
+            Transport::QueuePair(queue_pair) => queue_pair
                 .post(request)
                 .expect("the request was checked when it was posted, and the queue has room"),
-            Carrier::Stateless(lane, _) => lane.post(request),
+            Transport::Stateless(lane, _) => lane.post(request),
         }
     }
 
     pub(super) fn close(&mut self) {
         match self {
-            Carrier::QueuePair(queue_pair) => queue_pair.close(),
-            Carrier::Stateless(lane, _) => lane.close(),
+            Transport::QueuePair(queue_pair) => queue_pair.close(),
+            Transport::Stateless(lane, _) => lane.close(),
         }
     }
 
-    /// Adds a receive; a stateless lane takes each message.
+    /// Posts a receive. A stateless lane needs none.
     pub(super) fn add_receive(&mut self) {
-        if let Carrier::QueuePair(queue_pair) = self {
+        if let Transport::QueuePair(queue_pair) = self {
             queue_pair.add_receives(1);
         }
     }
 
     pub(super) fn packet_bytes_max(&self) -> usize {
         match self {
-            Carrier::QueuePair(queue_pair) => queue_pair.packet_bytes_max(),
-            Carrier::Stateless(..) => PACKET_BYTES_MAX,
+            Transport::QueuePair(queue_pair) => queue_pair.packet_bytes_max(),
+            Transport::Stateless(..) => PACKET_BYTES_MAX,
         }
     }
 
@@ -75,53 +75,53 @@ impl Carrier {
         buffer: &mut [u8],
     ) -> Option<usize> {
         match self {
-            Carrier::QueuePair(queue_pair) => queue_pair.poll_transmit(now_ns, memory, buffer),
-            Carrier::Stateless(lane, clock) => lane.poll_transmit(now_ns, clock, memory, buffer),
+            Transport::QueuePair(queue_pair) => queue_pair.poll_transmit(now_ns, memory, buffer),
+            Transport::Stateless(lane, clock) => lane.poll_transmit(now_ns, clock, memory, buffer),
         }
     }
 
     pub(super) fn handle_timeout(&mut self, now_ns: u64) {
-        if let Carrier::QueuePair(queue_pair) = self {
+        if let Transport::QueuePair(queue_pair) = self {
             queue_pair.handle_timeout(now_ns);
         }
     }
 
     pub(super) fn poll_timeout(&self) -> Option<u64> {
         match self {
-            Carrier::QueuePair(queue_pair) => queue_pair.poll_timeout(),
-            Carrier::Stateless(lane, _) => lane.poll_timeout(),
+            Transport::QueuePair(queue_pair) => queue_pair.poll_timeout(),
+            Transport::Stateless(lane, _) => lane.poll_timeout(),
         }
     }
 
     pub(super) fn poll_event(&mut self) -> Option<Event> {
         match self {
-            Carrier::QueuePair(queue_pair) => queue_pair.poll_event(),
-            Carrier::Stateless(lane, _) => lane.poll_event(),
+            Transport::QueuePair(queue_pair) => queue_pair.poll_event(),
+            Transport::Stateless(lane, _) => lane.poll_event(),
         }
     }
 
-    /// Returns the numbers of retransmissions, and of arrivals that found no receive.
+    /// Returns the numbers of retransmissions and of receiver-not-ready refusals.
     pub(super) fn counts(&self) -> [u64; 2] {
         match self {
-            Carrier::QueuePair(queue_pair) => {
+            Transport::QueuePair(queue_pair) => {
                 let counters = queue_pair.counters();
                 [counters.repeated, counters.rnr_naks]
             }
-            Carrier::Stateless(lane, _) => [lane.packets()[1], 0],
+            Transport::Stateless(lane, _) => [lane.packets()[1], 0],
         }
     }
 
     pub(super) fn round_trip_ns(&self) -> Option<u64> {
         match self {
-            Carrier::QueuePair(queue_pair) => queue_pair.round_trip_ns(),
-            Carrier::Stateless(_, clock) => clock.round_trip_ns(),
+            Transport::QueuePair(queue_pair) => queue_pair.round_trip_ns(),
+            Transport::Stateless(_, clock) => clock.round_trip_ns(),
         }
     }
 }
 
 impl Net {
-    /// Creates one end of a stateless lane, with a grant of the peer's responder.
-    pub(super) fn stateless_lane(&mut self, qp: u32, patience_ns: u64) -> Carrier {
+    /// Creates one end of a stateless lane. The peer's responder grants it access.
+    pub(super) fn stateless_lane(&mut self, qp: u32, patience_ns: u64) -> Transport {
         let peer = self.ends[self.end_of(qp ^ 1)].endpoint as usize;
         let (host, _) = self.hosts_of(qp);
         let first_number = u64::from(self.random.bits() as u32) << 32;
@@ -129,10 +129,11 @@ impl Net {
         let grant = responder.grant(address(host), qpn(qp), 0, Rights::AnyKey);
         let mut lane = Box::<Lane>::default();
         lane.set_grant(grant, first_number, patience_ns);
-        Carrier::Stateless(lane, ServerClock::default())
+        Transport::Stateless(lane, ServerClock::default())
     }
 
-    /// Passes a packet of a stateless lane to the endpoint's responder, which answers, or to the requester.
+    /// Passes a packet of a stateless lane to the endpoint's responder or to the lane's requester, and sends the answer
+    /// of the responder.
     pub(super) fn pass_to_stateless(&mut self, datagram: Datagram, receiver: Receiver) {
         let Datagram { to, at_ns, bytes } = datagram;
         let end = self.end_of(to);
@@ -153,14 +154,14 @@ impl Net {
         self.drive(to);
     }
 
-    /// Executes a request of the peer, and writes the answer. Returns the answer's length; `None` without an answer.
+    /// Executes a request of the peer, and writes the answer. Returns its length; `None` if there is no answer.
     fn answer(&mut self, to: u32, at_ns: u64, body: &[u8], answer: &mut [u8]) -> Option<usize> {
         let (_, from) = self.hosts_of(to);
         let endpoint = self.ends[self.end_of(to)].endpoint as usize;
         let Endpoint { segments, responder, clock_offset_ns, .. } = &mut self.endpoints[endpoint];
         let lane = self.lanes[to as usize].as_deref_mut()?;
         let view = View { segments, keys_usable: u32::MAX, held: &lane.held, word: None };
-        let (Carrier::Stateless(stateless, _), Some(responder)) = (&mut lane.carrier, responder) else {
+        let (Transport::Stateless(stateless, _), Some(responder)) = (&mut lane.transport, responder) else {
             return None;
         };
         if stateless.has_ended() {
@@ -174,12 +175,12 @@ impl Net {
         Some(len)
     }
 
-    /// Passes an answer to the requester. Returns true if the peer has sent it.
+    /// Passes an answer to the requester. Returns true if the answer is authentic.
     fn handle_answer(&mut self, to: u32, at_ns: u64, body: &[u8]) -> bool {
-        let Some((carrier, view)) = self.carrier_and_view(to, None) else { return false };
-        match carrier {
-            Carrier::Stateless(lane, clock) => lane.handle_answer(at_ns, clock, body, &view),
-            Carrier::QueuePair(_) => false,
+        let Some((transport, view)) = self.transport_and_view(to, None) else { return false };
+        match transport {
+            Transport::Stateless(lane, clock) => lane.handle_answer(at_ns, clock, body, &view),
+            Transport::QueuePair(_) => false,
         }
     }
 }
