@@ -26,8 +26,9 @@ pub struct Side {
     pub memory: Window,
     /// Id of the other side as a peer.
     pub peer: PeerId,
-    /// Completions, and other events below, that the test has not taken yet.
+    /// Polled completions that the test has not taken yet.
     completions: RefCell<Vec<Completion>>,
+    /// Other polled events that the test has not taken yet.
     events: RefCell<Vec<Event>>,
 }
 
@@ -110,8 +111,8 @@ impl Side {
     }
 
     /// Returns the ids and statuses of requests that have completed since the last call.
-    pub fn ended(&self) -> Vec<(u64, Status)> {
-        self.poll().iter().filter_map(ended).collect()
+    pub fn completed(&self) -> Vec<(u64, Status)> {
+        self.poll().iter().filter_map(id_and_status).collect()
     }
 
     /// Returns the connection events since the last call.
@@ -142,7 +143,7 @@ impl Side {
     }
 }
 
-fn ended(completion: &Completion) -> Option<(u64, Status)> {
+fn id_and_status(completion: &Completion) -> Option<(u64, Status)> {
     match completion.kind {
         CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => Some((id.0, completion.status)),
         _ => None,
@@ -170,10 +171,10 @@ impl Pair {
     }
 }
 
-/// Changes both links with `change`, and posts 200 requests of many kinds, five at a time. Checks that each is executed
-/// once and in order.
+/// Changes both links with `change`, and posts 200 requests of many kinds, five at a time. Checks that each request is
+/// executed once and in order.
 #[track_caller]
-pub fn check_faults_are_hidden(profile: Profile, change: impl Fn(Link) -> Link) -> Counters {
+pub fn check_executed_once_in_order(profile: Profile, change: impl Fn(Link) -> Link) -> Counters {
     let pair = pair(3, profile);
     pair.change_forward_link(&change);
     pair.change_reverse_link(&change);
@@ -188,7 +189,7 @@ pub fn check_faults_are_hidden(profile: Profile, change: impl Fn(Link) -> Link) 
         let local = Local::Inline(b"done");
         one.post(round, Operation::WriteImm { local, remote: remote(two.key, 8), imm: round as u32 });
         run_for(world, LONG_NS);
-        assert_eq!(one.ended(), vec![(round, Status::Success); 5]);
+        assert_eq!(one.completed(), vec![(round, Status::Success); 5]);
         assert_eq!(two.bytes(4096, 9_000), vec![round as u8 + 1; 9_000]);
         assert_eq!(one.bytes(20_000, 9_000), vec![round as u8 + 1; 9_000]);
         let received: Vec<_> = two.poll().into_iter().map(|completion| completion.kind).collect();

@@ -25,7 +25,7 @@ fn acknowledgements_do_not_wait_behind_bulk() {
         one.post(id, Operation::Send { bytes: b"beside it", imm: 0 });
         two.post(id, Operation::Send { bytes: b"towards it", imm: 0 });
         run_for(world, 250_000);
-        newest = two.ended().last().map_or(newest, |(ended, _)| *ended);
+        newest = two.completed().last().map_or(newest, |(ended, _)| *ended);
         assert!(newest + 3 >= id, "{id} was posted, and only {newest} is acknowledged");
     }
     // An overdue acknowledgement takes a turn of the link, and may delay one message for longer than its timeout.

@@ -7,8 +7,8 @@ use halite_fabric::{CutOff, Event, Fabric, Lane, Operation, Status};
 use halite_mem::{PagePolicy, Segment};
 use halite_sim::{Fence, Link, Profile};
 
-/// Ends a connection or crashes a host while 1 MiB is in flight. Returns the numbers of bytes that have landed at that
-/// time, and much later.
+/// Calls `end`, which ends a connection or stops a host, while 1 MiB is in flight. Returns the numbers of bytes that
+/// have landed at that time, and much later.
 fn landed_at_end_and_later(pair: &Pair, end: impl FnOnce(&Pair)) -> (usize, usize) {
     pair.post_long_write(7, 1 << 20);
     run_for(&pair.world, 40_000);
@@ -31,7 +31,7 @@ fn an_adapter_drops_packets_after_a_cut_off() {
     });
     assert_eq!(at_end, later);
     assert!(pair.world.counters().dropped > 0, "no packet was on the wire");
-    assert_eq!(pair.one.ended(), [(1, Status::PeerGone)]);
+    assert_eq!(pair.one.completed(), [(1, Status::PeerGone)]);
 }
 
 /// Without the cut-off, each process would keep all memory that the other can write to in quarantine for ever.
@@ -69,25 +69,18 @@ fn a_restarted_host_is_a_new_peer() {
     assert_eq!(key, two.key, "keys start again at the same number, so old requests would hit new memory");
     one.post(1, Operation::FetchAdd { remote: remote(key, 0), add: 1 });
     run_for(world, LONG_NS);
-    assert_eq!(one.ended(), [(1, Status::RetryExceeded)]);
+    assert_eq!(one.completed(), [(1, Status::RetryExceeded)]);
     assert_eq!(memory.load_u64(0), Ok(0));
     assert_eq!(one.fabric.discover(), ["two again"]);
     pair.change_reverse_link(|link| Link { up: true, ..link });
     one.fabric.connect("two again", b"");
     run_for(world, LONG_NS);
     let events = one.events();
-    let Some(Event::Connected { peer, .. }) = events.last() else {
-        panic!("{events:?}");
-    };
-    one.fabric
-        .post(
-            *peer,
-            Lane::FIRST,
-            &[common::request(2, Operation::FetchAdd { remote: remote(key, 0), add: 1 })],
-        )
-        .unwrap();
+    let Some(Event::Connected { peer, .. }) = events.last() else { panic!("{events:?}") };
+    let addition = Operation::FetchAdd { remote: remote(key, 0), add: 1 };
+    one.fabric.post(*peer, Lane::FIRST, &[common::request(2, addition)]).unwrap();
     run_for(world, LONG_NS);
-    assert_eq!((one.ended(), memory.load_u64(0)), (vec![(2, Status::Success)], Ok(1)));
+    assert_eq!((one.completed(), memory.load_u64(0)), (vec![(2, Status::Success)], Ok(1)));
 }
 
 // Hosts without adapters, where processors copy.
@@ -100,14 +93,13 @@ fn without_kill() -> Profile {
 fn a_paused_copy_continues_after_a_refused_cut_off() {
     let pair = pair(1, without_kill());
     let Pair { world, one, two } = &pair;
-    let (at_end, later) = landed_at_end_and_later(&pair, |pair| {
+    let (at_end, later) = landed_at_end_and_later(&pair, |_| {
         world.pause(one.host);
         // The last stores still become visible.
         run_for(world, 1_000);
-        assert_eq!(pair.two.landed(7, 4096), {
-            run_for(world, LONG_NS);
-            pair.two.landed(7, 4096)
-        });
+        let landed = two.landed(7, 4096);
+        run_for(world, LONG_NS);
+        assert_eq!(landed, two.landed(7, 4096));
         // Host 1 declares the process of host 0 dead, but may not kill it.
         two.fabric.disconnect(two.peer);
         assert_eq!(two.fabric.cut_off(two.peer), CutOff::NotPermitted);

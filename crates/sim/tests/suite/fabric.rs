@@ -17,7 +17,7 @@ fn loses_an_addition(profile: Profile) -> bool {
     run_for(&world, post_ns + doorbell_ns + 2 * pcie_ns + wire_ns + atomic_ns / 2);
     let old = two.memory.fetch_add_u64(16, 1).unwrap();
     run_for(&world, LONG_NS);
-    assert_eq!(one.ended(), [(1, Status::Success)]);
+    assert_eq!(one.completed(), [(1, Status::Success)]);
     let sum = two.memory.load_u64(16).unwrap();
     assert!(old + 1 == sum || old == 0 && sum == 1, "{old} {sum}");
     sum == 1
@@ -49,16 +49,16 @@ fn a_request_with_an_unknown_key_blocks_its_lane() {
         one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) });
         one.post(2, Operation::Send { bytes: b"behind", imm: 0 });
         run_for(world, 3_000);
-        assert_eq!((one.ended(), two.poll()), (vec![], vec![]), "a request did not wait for its key");
+        assert_eq!((one.completed(), two.poll()), (vec![], vec![]), "a request did not wait for its key");
         run_for(world, LONG_NS);
-        assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
+        assert_eq!(one.completed(), [(1, Status::Success), (2, Status::Success)]);
         let mut seen = [0; 4];
         window.read(0, &mut seen).unwrap();
         assert_eq!(&seen, b"salt");
         let took_ns = |operation| {
             let began_ns = world.now_ns();
             one.post(3, operation);
-            while one.ended().is_empty() {
+            while one.completed().is_empty() {
                 run_for(world, 10);
             }
             world.now_ns() - began_ns
@@ -90,9 +90,9 @@ fn each_lane_gets_an_answer_to_its_own_key_request() {
     let other = Lane { number: 1, class: Class::Bulk, flow: 0 };
     one.fabric.post(one.peer, other, &[common::request(2, write(unannounced_key()))]).unwrap();
     run_for(world, 30_000);
-    assert_eq!(one.ended(), [], "a request was sent before its key was known");
+    assert_eq!(one.completed(), [], "a request was sent before its key was known");
     run_for(world, LONG_NS);
-    assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
+    assert_eq!(one.completed(), [(1, Status::Success), (2, Status::Success)]);
 }
 
 /// Writes in flight do not land, and reads in flight fail.
@@ -113,7 +113,7 @@ fn deregistration_ends_requests_in_flight() {
             let landed = two.bytes(0, 1 << 20);
             assert!(is_read || landed.contains(&7) && landed.contains(&0), "the write was not in progress");
             run_for(world, LONG_NS);
-            assert_eq!(one.ended(), [(1, Status::RemoteAccess)], "{is_adapter} {is_read}");
+            assert_eq!(one.completed(), [(1, Status::RemoteAccess)], "{is_adapter} {is_read}");
             assert!(two.bytes(0, 1 << 20) == landed, "bytes landed after the deregistration");
             assert!(two.events().contains(&Event::Deregistered { key: two.key }));
             assert_eq!(one.events().is_empty(), !is_adapter, "only an adapter ends the connection");

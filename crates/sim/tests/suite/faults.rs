@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{LONG_NS, Pair, check_faults_are_hidden, pair, remote, run_for};
+use common::{LONG_NS, Pair, check_executed_once_in_order, pair, remote, run_for};
 use halite_fabric::{ConnectFailure, ConnectTrouble, Event, Fabric, Local, Operation, PostCause, Status};
 use halite_sim::{Corruption, Link, Profile};
 
@@ -13,7 +13,7 @@ fn profile() -> Profile {
 #[test]
 fn faults_of_links_only_delay_requests() {
     for profile in [profile(), Profile { retransmit_ns: 100_000_000, ..Profile::roce_100g() }] {
-        let check = |change: fn(Link) -> Link| check_faults_are_hidden(profile.clone(), change);
+        let check = |change: fn(Link) -> Link| check_executed_once_in_order(profile.clone(), change);
         assert!(check(|link| Link { loss_ppm: 100_000, ..link }).lost > 20);
         assert!(check(|link| Link { duplicate_ppm: 300_000, ..link }).duplicated > 50);
         assert!(check(|link| Link { reorder_ppm: 300_000, jitter_ns: 20_000, ..link }).reordered > 50);
@@ -28,10 +28,10 @@ fn requests_wait_while_the_peer_is_paused() {
     world.pause(two.host);
     one.post(1, Operation::Write { local: Local::Inline(b"late"), remote: remote(two.key, 0) });
     run_for(world, 10_000_000);
-    assert_eq!((one.ended(), two.bytes(0, 4)), (vec![], vec![0; 4]));
+    assert_eq!((one.completed(), two.bytes(0, 4)), (vec![], vec![0; 4]));
     world.resume(two.host);
     run_for(world, 10_000_000);
-    assert_eq!((one.ended(), two.bytes(0, 4)), (vec![(1, Status::Success)], b"late".to_vec()));
+    assert_eq!((one.completed(), two.bytes(0, 4)), (vec![(1, Status::Success)], b"late".to_vec()));
     assert!(one.fabric.round_trip(one.peer).is_some());
 }
 
@@ -43,7 +43,7 @@ fn uncaught_damage_flips_one_bit() {
     let local = Local::Inline(&[0; 64]);
     pair.one.post(1, Operation::Write { local, remote: remote(pair.two.key, 0) });
     run_for(&pair.world, LONG_NS);
-    assert_eq!(pair.one.ended(), [(1, Status::Success)], "an end noticed the damage");
+    assert_eq!(pair.one.completed(), [(1, Status::Success)], "an end noticed the damage");
     let flipped: u32 = pair.two.bytes(0, 64).iter().map(|byte| byte.count_ones()).sum();
     assert_eq!(flipped, 1);
     assert_eq!(pair.world.counters().corrupted_uncaught, 1);
@@ -59,17 +59,17 @@ fn requests_to_an_unreachable_peer_fail() {
     one.post(1, Operation::Write { local: one.source(9_000), remote: remote(two.key, 0) });
     one.post(2, Operation::Send { bytes: b"behind it", imm: 0 });
     run_for(world, 8 * 100_000 - 1);
-    assert!(one.ended().is_empty(), "the request failed before seven retries");
+    assert!(one.completed().is_empty(), "the request failed before seven retries");
     run_for(world, 10_000);
     // Both requests have been sent, and their results are unknown.
-    assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
+    assert_eq!(one.completed(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
     assert_eq!(
         one.events(),
         [Event::Disconnected { peer: one.peer }, Event::CutOff { peer: one.peer, exited: false }]
     );
     let refused = one.fabric.post(one.peer, halite_fabric::Lane::FIRST, &[]).unwrap_err();
     assert_eq!(refused.cause, PostCause::NotConnected);
-    assert_eq!(two.events(), [], "a packet got through a link that is down");
+    assert_eq!(two.events(), [], "a packet passed a link that is down");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_one_way_partition_loses_only_acknowledgements() {
     one.post(1, Operation::FetchAdd { remote: remote(two.key, 0), add: 1 });
     one.post(2, Operation::Send { bytes: b"received anyway", imm: 0 });
     run_for(world, LONG_NS);
-    assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
+    assert_eq!(one.completed(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
     assert_eq!(two.memory.load_u64(0), Ok(1));
     assert_eq!(two.poll().len(), 1);
     // The notice that host 0 has ended the connection arrives.

@@ -50,7 +50,7 @@ fn each_peer_is_reached_by_the_shortest_path() {
         let began_ns = world.now_ns();
         let operation = Operation::Write { local: Local::Inline(b"pepper"), remote: remote(b.key, 8) };
         a.fabric.post(peer, Lane::FIRST, &[common::request(1, operation)]).unwrap();
-        while a.ended().is_empty() {
+        while a.completed().is_empty() {
             run_for(&world, 10);
         }
         world.now_ns() - began_ns
@@ -63,17 +63,17 @@ fn each_peer_is_reached_by_the_shortest_path() {
 #[test]
 fn stores_of_a_killed_process_are_invisible() {
     let Three { world, a, b, .. } = three();
-    let theirs = a.fabric.direct(a.peer, b.key).unwrap();
-    let back = b.fabric.direct(b.peer, a.key).unwrap();
-    theirs.write(0, b"alive").unwrap();
+    let from_a_to_b = a.fabric.direct(a.peer, b.key).unwrap();
+    let from_b_to_a = b.fabric.direct(b.peer, a.key).unwrap();
+    from_a_to_b.write(0, b"alive").unwrap();
     a.memory.write(0, b"alive").unwrap();
     world.crash(a.host);
-    theirs.write(0, b"dead!").unwrap();
+    from_a_to_b.write(0, b"dead!").unwrap();
     a.memory.write(0, b"dead!").unwrap();
     assert_eq!(b.bytes(0, 5), b"alive");
     let mut seen = [0; 5];
-    back.read(0, &mut seen).unwrap();
-    assert_eq!(&seen, b"alive", "other processes can read the memory of a dead one while they hold it");
+    from_b_to_a.read(0, &mut seen).unwrap();
+    assert_eq!(&seen, b"alive", "a process can read the memory of a dead process while it holds a window");
     run_for(&world, LONG_NS);
     let peer = b.peer;
     assert_eq!(b.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: true }]);
@@ -81,9 +81,9 @@ fn stores_of_a_killed_process_are_invisible() {
 
 #[test]
 fn kernels_report_dead_processes_but_not_dead_hosts() {
-    for whole in [false, true] {
+    for is_whole_host in [false, true] {
         let Three { world, a, b, c } = three();
-        if whole {
+        if is_whole_host {
             world.crash_whole_host(b.host);
             assert!(world.has_crashed(a.host) && world.has_crashed(b.host) && world.is_running(c.host));
         } else {
@@ -91,11 +91,11 @@ fn kernels_report_dead_processes_but_not_dead_hosts() {
             assert!(world.is_running(b.host));
         }
         run_for(&world, LONG_NS);
-        assert_eq!(c.events().is_empty(), whole);
-        if whole {
+        assert_eq!(c.events().is_empty(), is_whole_host);
+        if is_whole_host {
             c.post(1, Operation::Send { bytes: b"hello?", imm: 0 });
             run_for(&world, LONG_NS);
-            assert_eq!(c.ended(), [(1, Status::RetryExceeded)], "a timeout must end the request");
+            assert_eq!(c.completed(), [(1, Status::RetryExceeded)], "a timeout must end the request");
         }
     }
 }

@@ -55,7 +55,7 @@ fn times_ns(world: &World, side: &Side, posts: &[(Lane, Operation<'_>)]) -> Vec<
     let mut times_ns = Vec::new();
     while times_ns.len() < posts.len() {
         run_for(world, 1);
-        times_ns.extend(side.ended().iter().map(|_| world.now_ns() - begin_ns));
+        times_ns.extend(side.completed().iter().map(|_| world.now_ns() - begin_ns));
     }
     times_ns
 }
@@ -118,7 +118,7 @@ fn the_hit_rate_of_a_cache_falls_smoothly() {
             let write = short_write(key, random.below(pages) * 1024);
             let begin_ns = world.now_ns();
             one.post(1, write);
-            while one.ended().is_empty() {
+            while one.completed().is_empty() {
                 run_for(world, 100);
             }
             world.now_ns() - begin_ns > CACHED_NS + 250
