@@ -49,7 +49,7 @@ pub struct BadFree {
 /// ```
 #[derive(Debug)]
 pub struct Allocator {
-    /// Alignment in bytes: all offsets are multiples of this, and all sizes are rounded up to a multiple.
+    /// Alignment in bytes: all offsets are multiples of it, and all lengths are rounded up to multiples of it.
     alignment: u64,
     segments: u32,
     free: FreeExtents,
@@ -60,10 +60,10 @@ pub struct Allocator {
     bytes_total: u64,
 }
 
-/// How a part of a segment is used.
+/// The use of a part of a segment.
 #[derive(Clone, Copy, Debug)]
 enum Block {
-    /// An extent of the requested length, in bytes.
+    /// An extent, with its requested length in bytes.
     Extent(u64),
     Slab(SlabId),
 }
@@ -120,13 +120,13 @@ impl Allocator {
     /// Frees a whole extent. The length must be the allocated length; for small objects, any length that rounds up to
     /// the same size class is valid. Fails if no such extent is allocated.
     pub fn free(&mut self, extent: Extent) -> Result<(), BadFree> {
-        let place = (extent.segment, extent.offset);
-        let below = self.used.range(..=place).next_back();
-        let Some((&start, &block)) = below.filter(|(start, _)| start.0 == extent.segment) else {
+        let address = (extent.segment, extent.offset);
+        let predecessor = self.used.range(..=address).next_back();
+        let Some((&start, &block)) = predecessor.filter(|(start, _)| start.0 == extent.segment) else {
             return Err(BadFree { extent });
         };
         match block {
-            Block::Extent(len) if start == place && len == extent.len => self.free_extent(extent),
+            Block::Extent(len) if start == address && len == extent.len => self.free_extent(extent),
             Block::Slab(slab) => return self.free_small(slab, extent),
             Block::Extent(_) => return Err(BadFree { extent }),
         }
@@ -168,22 +168,22 @@ impl Allocator {
 
     /// Splits the extent around `part`, so that `part` is an extent of its own.
     fn split_around(&mut self, part: Extent) {
-        let place = (part.segment, part.offset);
-        let (&(_, start), &block) = self.used.range(..=place).next_back().expect("the part is allocated");
+        let address = (part.segment, part.offset);
+        let (&(_, start), &block) = self.used.range(..=address).next_back().expect("the part is allocated");
         let Block::Extent(len) = block else { return };
         let (end, part_end) = (start + len, part.offset + part.len);
         let cut = part_end.next_multiple_of(self.alignment);
         if cut < end {
             self.used.insert((part.segment, cut), Block::Extent(end - cut));
         }
-        self.used.insert(place, Block::Extent(part.len));
+        self.used.insert(address, Block::Extent(part.len));
         if start < part.offset {
             self.used.insert((part.segment, start), Block::Extent(part.offset - start));
         }
     }
 
     /// Returns the number of bytes that are not allocated. Bytes lost to rounding count as allocated. The free bytes
-    /// may be in several pieces, so an allocation of fewer bytes can still fail.
+    /// may be fragmented, so an allocation of fewer bytes can still fail.
     pub fn bytes_free(&self) -> u64 {
         self.bytes_free
     }
@@ -218,7 +218,7 @@ impl Allocator {
 
     fn allocate_small(&mut self, len: u64) -> Option<Extent> {
         let class = self.slabs.class_of(len)?;
-        if !self.slabs.has_room(class) {
+        if !self.slabs.has_free(class) {
             let (segment, offset) = self.free.take(SLAB_BYTES)?;
             let slab = self.slabs.add(Slab::new(segment, offset, class));
             self.used.insert((segment, offset), Block::Slab(slab));

@@ -46,11 +46,11 @@ pub(crate) unsafe fn copy(target: *mut u8, source: *const u8, len: usize) {
     }
 }
 
-/// Minimum length in bytes for [`stream`]: another core gets shorter copies sooner from the writer's cache.
+/// Minimum length in bytes for [`stream`]: another core reads shorter copies faster from the writer's cache.
 pub(crate) const STREAM_BYTES_MIN: usize = 32 << 10;
 
-/// Copies `len` bytes past the caches, to a target that another core reads next: it gets them from memory, which is
-/// quicker than line by line from the cache of the core that wrote them.
+/// Copies `len` bytes with stores that bypass the caches, to a target that another core reads next. That core reads
+/// them from memory, which is faster than line by line from the cache of the core that wrote them.
 ///
 /// # Safety
 /// The conditions of [`copy`] hold. If the ranges overlap, the target's bytes afterwards are unspecified.

@@ -1,4 +1,4 @@
-//! A doorbell in shared memory: wakes a process that sleeps until a message arrives.
+//! A doorbell in shared memory, which wakes a process that sleeps until a message arrives.
 //!
 //! A doorbell carries no data: the woken thread polls its rings for arrivals. A doorbell is not a lock, and spurious
 //! wake-ups are allowed.
@@ -138,8 +138,7 @@ impl Doorbell {
 
     /// Wakes all sleepers, armed or not.
     pub fn wake(&self) {
-        // The number changes first: a thread sees the change even if another thread has consumed the edge of the
-        // descriptor.
+        // `seq` changes first: a thread sees the change even if another thread has consumed the edge of the descriptor.
         self.memory.advance();
         match &self.eventfds {
             Some(eventfds) => eventfds.iter().for_each(Eventfd::ring),

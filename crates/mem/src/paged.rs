@@ -201,7 +201,7 @@ impl Paged {
         Ok(unsafe { rustix::mm::madvise(begin as *mut _, len, advice) }?)
     }
 
-    /// Returns the address of the first of these pages.
+    /// Returns the address of the first page of a range. Panics if a page of the range does not exist.
     fn address_of(&self, pages: &Range<usize>) -> usize {
         let is_inside = pages.start <= pages.end && pages.end <= self.pages;
         assert!(is_inside, "pages {pages:?} do not exist; there are {}", self.pages);
@@ -266,7 +266,7 @@ impl Paged {
         Ok(unsafe { self.base.add(offset as usize) })
     }
 
-    /// Handles a fault at `address`. Returns false if this range does not contain the address.
+    /// Handles a fault at `address`. Returns false if the address is not in these pages.
     fn on_signal(&self, address: usize, is_write: bool) -> bool {
         let offset = address.wrapping_sub(self.base.addr().get());
         let is_inside = offset < self.pages * self.page_bytes;

@@ -1,4 +1,5 @@
-//! Pins: a thread publishes that it uses shared objects, and a reclaimer waits until such threads have finished.
+//! Pins: deferred reclamation, as in RCU. A thread publishes that it uses shared objects, and a reclaimer waits until
+//! all such threads have finished.
 //!
 //! A reader holds a [`Pin`] while it uses an object that it looked up. A writer first makes the object unreachable,
 //! then starts a [`GracePeriod`], and frees the object when the grace period is over. By then, every thread that was
@@ -43,8 +44,8 @@ pub struct Pins {
     id: u64,
     /// Number of grace periods that were started, plus one.
     epoch: AtomicU64,
-    /// True if the heavy fence makes light fences sufficient.
-    asymmetric: bool,
+    /// True if the heavy fence is a membarrier, so that the light fence need only constrain the compiler.
+    is_asymmetric: bool,
     registry: Arc<Registry>,
 }
 
@@ -64,7 +65,7 @@ pub struct GracePeriod {
     pins_id: u64,
     epoch: u64,
     /// True if the heavy fence has been executed since the start.
-    fenced: AtomicBool,
+    is_fenced: AtomicBool,
 }
 
 /// Proof that a grace period is over. The proof never expires.
@@ -75,17 +76,17 @@ pub struct Elapsed {
 }
 
 impl Pins {
-    /// Creates a set without pinned threads.
+    /// Creates an empty set of pins.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Pins {
         Pins::with_asymmetry(has_membarrier())
     }
 
-    fn with_asymmetry(asymmetric: bool) -> Pins {
+    fn with_asymmetry(is_asymmetric: bool) -> Pins {
         // The counter needs no ordering, so it need not be one of loom's atomics.
         static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Relaxed);
-        Pins { id, epoch: AtomicU64::new(1), asymmetric, registry: Arc::default() }
+        Pins { id, epoch: AtomicU64::new(1), is_asymmetric, registry: Arc::default() }
     }
 
     /// Pins the calling thread until the result is dropped. A thread may hold several pins; it is unpinned once all of
@@ -107,8 +108,8 @@ impl Pins {
         // Release: threads that pin with the new epoch see what the caller unlinked before (pairs with the Acquire in
         // publish()). SeqCst only to be no weaker than epoch_now().
         let epoch = self.epoch.fetch_add(1, SeqCst) + 1;
-        let fenced = AtomicBool::new(self.fence_heavy());
-        GracePeriod { pins_id: self.id, epoch, fenced }
+        let is_fenced = AtomicBool::new(self.fence_heavy());
+        GracePeriod { pins_id: self.id, epoch, is_fenced }
     }
 
     /// Returns the sums of the counters of [`Pin::count`] over all threads, including threads that have ended. The
@@ -148,7 +149,7 @@ impl Pins {
         slot.epoch.store(self.epoch.load(Acquire), Release);
         // Pairs with fence_heavy(): either the scan in elapsed() sees the store above, or the lookups that follow see
         // the unlinking before the grace period.
-        if self.asymmetric {
+        if self.is_asymmetric {
             compiler_fence(SeqCst);
         } else {
             fence(SeqCst);
@@ -160,13 +161,13 @@ impl Pins {
     fn fence_heavy(&self) -> bool {
         fence(SeqCst);
         // The kernel may lack memory. The grace period then retries before it ends.
-        !self.asymmetric || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+        !self.is_asymmetric || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
     /// Finds or creates this thread's slot.
     #[cold]
     fn pin_slow(&self) -> Pin<'_> {
-        let found = THREAD.try_with(|thread| thread.borrow_mut().slot_of(self));
+        let found = THREAD.try_with(|thread| thread.borrow_mut().slot_for(self));
         let Ok(slot) = found else {
             return self.pin_in_exiting_thread();
         };
@@ -187,15 +188,15 @@ impl Pins {
 }
 
 impl Pin<'_> {
-    /// Adds `more` to counter `which` of the pin's thread and returns the new value of that thread. The counters are on
-    /// cache lines that the pin has already touched; [`Pins::counts`] adds the counters of all threads up.
+    /// Adds `amount` to one of the counters of the pin's thread, and returns the counter's new value. The counters are
+    /// on cache lines that the pin has already touched; [`Pins::counts`] returns their sums over all threads.
     ///
-    /// Panics if `which` is not below [`COUNTS`].
+    /// Panics if `counter` is not below [`COUNTS`].
     #[inline]
-    pub fn count(&self, which: usize, more: u64) -> u64 {
-        let count = &self.slot.counts[which];
+    pub fn count(&self, counter: usize, amount: u64) -> u64 {
+        let count = &self.slot.counts[counter];
         // Only the slot's owner writes, so no addition is lost. Slots change owners under the registry's lock.
-        let sum = count.load(Relaxed).wrapping_add(more);
+        let sum = count.load(Relaxed).wrapping_add(amount);
         count.store(sum, Relaxed);
         sum
     }
@@ -238,12 +239,12 @@ impl GracePeriod {
     /// not over. Panics as [`GracePeriod::is_over`] does.
     pub fn elapsed(&self, pins: &Pins) -> Option<Elapsed> {
         assert_eq!(self.pins_id, pins.id, "a grace period must be checked against the Pins that started it");
-        if !self.fenced.load(Acquire) {
+        if !self.is_fenced.load(Acquire) {
             if !pins.fence_heavy() {
                 return None;
             }
             // Pairs with the Acquire above, in another thread.
-            self.fenced.store(true, Release);
+            self.is_fenced.store(true, Release);
         }
         let slots = lock(&pins.registry.slots);
         let is_pinned_before = |slot: &Arc<ThreadSlot>| {
@@ -315,12 +316,12 @@ impl Registry {
 }
 
 /// The slots of one thread.
-struct Thread {
+struct ThreadSlots {
     slots: Vec<(u64, Weak<Registry>, Arc<ThreadSlot>)>,
 }
 
-impl Thread {
-    fn slot_of(&mut self, pins: &Pins) -> *const ThreadSlot {
+impl ThreadSlots {
+    fn slot_for(&mut self, pins: &Pins) -> *const ThreadSlot {
         if let Some((.., slot)) = self.slots.iter().find(|(id, ..)| *id == pins.id) {
             return Arc::as_ptr(slot);
         }
@@ -331,7 +332,7 @@ impl Thread {
     }
 }
 
-impl Drop for Thread {
+impl Drop for ThreadSlots {
     fn drop(&mut self) {
         // Later destructors of this thread must not use the slot, which another thread may own by then. (RECENT has no
         // destructor and always exists; only loom may have destroyed it already.)
@@ -359,7 +360,7 @@ thread_locals! {
     /// thread that uses two nodes finds both slots.
     static RECENT: [Cell<(u64, *const ThreadSlot)>; RECENT_MAX] =
         const { [const { Cell::new((0, null())) }; RECENT_MAX] };
-    static THREAD: RefCell<Thread> = const { RefCell::new(Thread { slots: Vec::new() }) };
+    static THREAD: RefCell<ThreadSlots> = const { RefCell::new(ThreadSlots { slots: Vec::new() }) };
 }
 
 /// Registers this process for private expedited membarriers, once.

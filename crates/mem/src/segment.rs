@@ -32,7 +32,7 @@ pub struct Segment {
     base: NonNull<u8>,
     len: usize,
     process: Process,
-    /// True if another core reads what this process stores: long stores then bypass the caches.
+    /// True if another core reads the bytes that this process stores, so that long stores bypass the caches.
     streams: bool,
 }
 
@@ -124,29 +124,29 @@ impl Segment {
     ///
     /// The descriptor is untrusted. The peer can still write to the memory at any time.
     pub fn open(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
-        Ok(Arc::new(Segment::open_for(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?))
+        Ok(Arc::new(Segment::open_with_access(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?))
     }
 
     /// Opens a peer's segment for reading: a store to it kills this process.
     pub(crate) fn open_read_only(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
-        Ok(Arc::new(Segment::open_for(fd.as_fd(), len, ProtFlags::READ)?))
+        Ok(Arc::new(Segment::open_with_access(fd.as_fd(), len, ProtFlags::READ)?))
     }
 
-    /// Opens a peer's segment whose bytes two cores pass to each other ([`Segment::streaming`]).
+    /// Opens a peer's segment through which two cores pass bytes to each other; see [`Segment::streaming`].
     pub(crate) fn open_streaming(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
-        let segment = Segment::open_for(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
+        let segment = Segment::open_with_access(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
         Ok(Arc::new(segment.streaming()))
     }
 
     /// Opens a peer's segment that forks of this process inherit.
     pub(crate) fn open_inherited(fd: impl AsFd, len: u64) -> Result<Segment, OpenError> {
-        let segment = Segment::open_for(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
+        let segment = Segment::open_with_access(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
         segment.advise(Advice::LinuxDoFork)?;
         Ok(segment)
     }
 
-    /// Makes long copies into this segment bypass the caches of the core that makes them, because another core reads
-    /// the bytes next.
+    /// Makes long copies into this segment bypass the caches of the copying core, because another core reads the bytes
+    /// next.
     pub(crate) fn streaming(mut self) -> Segment {
         self.streams = true;
         self
@@ -157,7 +157,7 @@ impl Segment {
         self.streams
     }
 
-    fn open_for(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Segment, OpenError> {
+    fn open_with_access(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Segment, OpenError> {
         // Only memfds report more than F_SEAL_SEAL.
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| OpenError::NotMemfd)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -339,7 +339,7 @@ impl Drop for Segment {
     }
 }
 
-/// Returns true if no page of the range has been accessed, so all pages read as zero and need no freeing. The check
+/// Returns true if the range has no allocated page: all bytes read as zero, and no page needs to be freed. The check
 /// takes a tenth of the time of punching a large hole again.
 fn is_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     match rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(offset)) {
@@ -436,12 +436,12 @@ mod tests {
 
     #[test]
     fn populated_memory_keeps_its_bytes() {
-        // Covers both the system call and the fallback for old kernels.
-        for is_old in [false, true] {
+        // Covers the system call and the fallback for old kernels.
+        for is_old_kernel in [false, true] {
             let segment = create(8 * MIB);
             let window = segment.window(0, 8 * MIB).unwrap();
             window.write(MIB, b"kept").unwrap();
-            match is_old {
+            match is_old_kernel {
                 false => segment.populate(MIB / 2, 2 * MIB),
                 true => segment.populate_by_touch(MIB / 2, 2 * MIB),
             }

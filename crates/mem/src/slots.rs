@@ -46,7 +46,7 @@ use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, lock};
 #[derive(Debug)]
 pub struct Slots<T> {
     pins: Arc<Pins>,
-    /// Block `b` holds `block_slots(b)` slots; null until its first slot is needed.
+    /// Block `b` has `block_slots(b)` slots; null until its first slot is needed.
     blocks: [AtomicPtr<Slot<T>>; BLOCKS],
     writer: Mutex<Writer>,
 }
@@ -304,9 +304,9 @@ impl<T> Drop for Slots<T> {
 /// The writers' state. Their lock also protects the `next_or_epoch` of each slot.
 #[derive(Debug)]
 struct Writer {
-    /// Number of slots used at least once; all lower indices exist.
+    /// Number of slots that were ever used; these have the lowest indices.
     slots_used: u32,
-    /// Index of the free slot to use next, or `NO_SLOT`; each free slot's `next_or_epoch` has the next one.
+    /// Index of the first slot in the list of free slots, or `NO_SLOT`; `next_or_epoch` links the list.
     free_head: u64,
     /// Number of live and frozen slots.
     len: usize,
@@ -318,8 +318,8 @@ struct Writer {
 struct Slot<T> {
     /// Generation in the upper half, status in the lower. All zero: free and never used.
     state: AtomicU64,
-    /// For writers only. In a free slot: index of the next free slot. In a frozen or retired slot: epoch of the pins at
-    /// the change.
+    /// For writers only. In a free slot: index of the next free slot. In a frozen or retired slot: epoch of the pins
+    /// when the slot was frozen or retired.
     next_or_epoch: AtomicU64,
     /// Holds a value unless free.
     value: UnsafeCell<MaybeUninit<T>>,

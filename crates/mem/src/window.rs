@@ -133,8 +133,9 @@ impl Window {
     }
 
     /// Copies `len` bytes from `source_offset` in `source` to `offset` in this window. If both windows belong to the
-    /// same [`Segment`] value and the ranges overlap, the result is that of a copy through a private buffer. If two mappings
-    /// of one memfd overlap, the bytes of the overlap are unspecified.
+    /// same [`Segment`] value and the ranges overlap, the result is that of a copy through a private buffer. If two
+    /// mappings of one memfd overlap, the bytes of the overlap are unspecified. Fails if a range is not inside its
+    /// window.
     #[inline]
     pub fn copy_from(
         &self,
@@ -144,9 +145,9 @@ impl Window {
         len: u64,
     ) -> Result<(), OutOfBounds> {
         let target = self.range(offset, len)?;
-        let is_apart = !Arc::ptr_eq(&self.segment, &source.segment);
+        let are_distinct = !Arc::ptr_eq(&self.segment, &source.segment);
         let source = source.range(source_offset, len)?;
-        if len >= copy::STREAM_BYTES_MIN as u64 && self.segment.streams() && is_apart {
+        if len >= copy::STREAM_BYTES_MIN as u64 && self.segment.streams() && are_distinct {
             // SAFETY: range() checked both sides.
             unsafe { copy::stream(target.as_ptr(), source.as_ptr(), len as usize) };
             return Ok(());
@@ -173,30 +174,30 @@ impl Window {
         Ok(unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) })
     }
 
-    /// Stores `words` as consecutive 8-byte words from `offset` on. Stores the first word last, so a reader whose
+    /// Stores `words` as consecutive 8-byte words from `offset` on, the first word last: a reader whose
     /// [`Window::load_words`] returns the new first word also gets the other new words.
     #[inline]
     pub fn publish_words(&self, offset: u64, words: &[u64]) -> Result<(), AccessError> {
-        let row = self.words(offset, words.len())?;
-        let ([first, rest @ ..], [at_first, at_rest @ ..]) = (words, row) else { return Ok(()) };
-        for (word, at) in rest.iter().zip(at_rest) {
-            at.store(*word, Relaxed);
+        let targets = self.words(offset, words.len())?;
+        let ([first, rest @ ..], [first_target, rest_targets @ ..]) = (words, targets) else { return Ok(()) };
+        for (word, target) in rest.iter().zip(rest_targets) {
+            target.store(*word, Relaxed);
         }
         // Pairs with the Acquire in load_words(), or in load_u64().
-        at_first.store(*first, Release);
+        first_target.store(*first, Release);
         Ok(())
     }
 
-    /// Loads `N` consecutive 8-byte words from `offset` on. Loads the first word first, because
-    /// [`Window::publish_words`] stores it last.
+    /// Loads `N` consecutive 8-byte words from `offset` on, the first word first, because [`Window::publish_words`]
+    /// stores it last.
     #[inline]
     pub fn load_words<const N: usize>(&self, offset: u64) -> Result<[u64; N], AccessError> {
-        let row = self.words(offset, N)?;
-        let row: &[AtomicU64; N] = row.try_into().expect("words() returns N words");
+        let sources = self.words(offset, N)?;
+        let sources: &[AtomicU64; N] = sources.try_into().expect("words() returns N words");
         let mut words = [0; N];
         for at in 0..N {
             // The Acquire of the first load pairs with the Release in publish_words().
-            words[at] = row[at].load(Acquire);
+            words[at] = sources[at].load(Acquire);
         }
         Ok(words)
     }

@@ -34,7 +34,7 @@ impl Class {
     }
 }
 
-/// The number of a slab. Another slab may get the number after this slab is removed.
+/// The number of a slab. A later slab may get the number once this slab is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SlabId(u32);
 
@@ -45,8 +45,8 @@ pub(super) struct Slab {
     segment: u32,
     class: Class,
     objects_free: u32,
-    /// Index of this slab in [`Slabs::with_room`]; unused if it has no room.
-    room_position: u32,
+    /// Index of this slab in the list of [`Slabs::with_free`]; unused if no object is free.
+    list_index: u32,
     /// One bit per object, set while it is free.
     free: [u64; BITMAP_WORDS],
 }
@@ -60,11 +60,11 @@ impl Slab {
             bits @ 1..64 => (1 << bits) - 1,
             _ => u64::MAX,
         });
-        Slab { offset, segment, class, objects_free: objects, room_position: 0, free }
+        Slab { offset, segment, class, objects_free: objects, list_index: 0, free }
     }
 
     fn allocate(&mut self) -> u64 {
-        let word = self.free.iter().position(|word| *word != 0).expect("the slab has room");
+        let word = self.free.iter().position(|word| *word != 0).expect("the slab has a free object");
         let bit = self.free[word].trailing_zeros();
         self.free[word] &= self.free[word] - 1;
         self.objects_free -= 1;
@@ -73,9 +73,9 @@ impl Slab {
 
     /// Marks an object as free. Returns true if an object at `offset` was allocated.
     fn free(&mut self, offset: u64) -> bool {
-        let from_start = offset - self.offset;
-        let object = from_start / self.class.bytes();
-        if !from_start.is_multiple_of(self.class.bytes()) || object >= self.class.objects().into() {
+        let relative_offset = offset - self.offset;
+        let object = relative_offset / self.class.bytes();
+        if !relative_offset.is_multiple_of(self.class.bytes()) || object >= self.class.objects().into() {
             return false;
         }
         let word = &mut self.free[object as usize / 64];
@@ -94,16 +94,16 @@ impl Slab {
 pub(super) struct Slabs {
     alignment: u64,
     slabs: Vec<Slab>,
-    /// Indices in `slabs` whose slab was removed.
+    /// Numbers of removed slabs, to be reused.
     unused: Vec<SlabId>,
     /// The slabs of each class that have a free object.
-    with_room: [Vec<SlabId>; CLASS_UNITS.len()],
+    with_free: [Vec<SlabId>; CLASS_UNITS.len()],
 }
 
 impl Slabs {
     pub(super) fn new(alignment: u64) -> Slabs {
-        let with_room = std::array::from_fn(|_| Vec::new());
-        Slabs { alignment, slabs: Vec::new(), unused: Vec::new(), with_room }
+        let with_free = std::array::from_fn(|_| Vec::new());
+        Slabs { alignment, slabs: Vec::new(), unused: Vec::new(), with_free }
     }
 
     /// Returns the size class for objects of `len` bytes; `None` if such objects are too long for slabs.
@@ -125,8 +125,8 @@ impl Slabs {
         self.slabs[id.0 as usize].class.bytes()
     }
 
-    pub(super) fn has_room(&self, class: Class) -> bool {
-        !self.with_room[usize::from(class.index)].is_empty()
+    pub(super) fn has_free(&self, class: Class) -> bool {
+        !self.with_free[usize::from(class.index)].is_empty()
     }
 
     /// Adds a slab whose objects are all free.
@@ -141,20 +141,20 @@ impl Slabs {
                 SlabId(self.slabs.len() as u32 - 1)
             }
         };
-        self.add_to_list(id);
+        self.add_to_free_list(id);
         id
     }
 
-    /// Allocates an object of a class that has room; returns the segment and the offset of the object.
+    /// Allocates an object of a class that has a free object. Returns its segment and offset.
     pub(super) fn allocate(&mut self, class: Class) -> (u32, u64) {
-        let with_room = &self.with_room[usize::from(class.index)];
-        let id = *with_room.last().expect("the class has a slab with room");
+        let with_free = &self.with_free[usize::from(class.index)];
+        let id = *with_free.last().expect("the class has a slab with a free object");
         let slab = &mut self.slabs[id.0 as usize];
-        let place = (slab.segment, slab.allocate());
+        let address = (slab.segment, slab.allocate());
         if slab.objects_free == 0 {
-            self.remove_from_list(id);
+            self.remove_from_free_list(id);
         }
-        place
+        address
     }
 
     /// Frees an object. Returns false if the slab has no object of this class allocated at `offset`.
@@ -164,7 +164,7 @@ impl Slabs {
             return false;
         }
         if slab.objects_free == 1 {
-            self.add_to_list(id);
+            self.add_to_free_list(id);
         }
         true
     }
@@ -175,26 +175,26 @@ impl Slabs {
         if slab.objects_free < slab.class.objects() {
             return None;
         }
-        let place = (slab.segment, slab.offset);
-        self.remove_from_list(id);
+        let address = (slab.segment, slab.offset);
+        self.remove_from_free_list(id);
         self.unused.push(id);
-        Some(place)
+        Some(address)
     }
 
-    fn add_to_list(&mut self, id: SlabId) {
+    fn add_to_free_list(&mut self, id: SlabId) {
         let slab = &mut self.slabs[id.0 as usize];
-        let with_room = &mut self.with_room[usize::from(slab.class.index)];
-        slab.room_position = with_room.len() as u32;
-        with_room.push(id);
+        let with_free = &mut self.with_free[usize::from(slab.class.index)];
+        slab.list_index = with_free.len() as u32;
+        with_free.push(id);
     }
 
-    fn remove_from_list(&mut self, id: SlabId) {
+    fn remove_from_free_list(&mut self, id: SlabId) {
         let slab = &self.slabs[id.0 as usize];
-        let position = slab.room_position;
-        let with_room = &mut self.with_room[usize::from(slab.class.index)];
-        with_room.swap_remove(position as usize);
-        if let Some(moved) = with_room.get(position as usize) {
-            self.slabs[moved.0 as usize].room_position = position;
+        let position = slab.list_index;
+        let with_free = &mut self.with_free[usize::from(slab.class.index)];
+        with_free.swap_remove(position as usize);
+        if let Some(moved) = with_free.get(position as usize) {
+            self.slabs[moved.0 as usize].list_index = position;
         }
     }
 }

@@ -38,7 +38,7 @@ enum Step {
     Run { len_min: u64, more: u64, multiple_of: u64 },
     Free(usize),
     FreeAgain(usize),
-    FreeInvented(Extent),
+    FreeUnallocated(Extent),
 }
 
 fn len() -> impl Strategy<Value = u64> {
@@ -46,21 +46,21 @@ fn len() -> impl Strategy<Value = u64> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let invented = (0..4u32, 0..400 * KIB / 64, len());
+    let unallocated = (0..4u32, 0..400 * KIB / 64, len());
     prop_oneof![
         6 => len().prop_map(Step::Allocate),
         1 => (len(), 0..200 * KIB, 1..5u64)
             .prop_map(|(len_min, more, units)| Step::Run { len_min, more, multiple_of: units * 4096 }),
         5 => any::<usize>().prop_map(Step::Free),
         1 => any::<usize>().prop_map(Step::FreeAgain),
-        1 => invented.prop_map(|(segment, unit, len)| {
-            Step::FreeInvented(Extent { segment, offset: unit * 64, len })
+        1 => unallocated.prop_map(|(segment, unit, len)| {
+            Step::FreeUnallocated(Extent { segment, offset: unit * 64, len })
         }),
     ]
 }
 
 /// The allocator, and a model of the allocated ranges.
-struct Checked {
+struct CheckedAllocator {
     allocator: Allocator,
     segments: Vec<u64>,
     /// Length of each allocated range, by segment and offset.
@@ -68,8 +68,8 @@ struct Checked {
     freed: Vec<Extent>,
 }
 
-impl Checked {
-    fn handle_allocated(&mut self, extent: Extent) {
+impl CheckedAllocator {
+    fn check_allocated(&mut self, extent: Extent) {
         let Extent { segment, offset, len } = extent;
         assert!(len > 0 && offset.is_multiple_of(64));
         assert!(offset + len <= self.segments[segment as usize], "{extent:?} is outside");
@@ -83,11 +83,11 @@ impl Checked {
         self.freed.retain(|freed| (freed.segment, freed.offset) != (segment, offset));
     }
 
-    fn free_any(&mut self, which: usize) {
+    fn free_nth(&mut self, index: usize) {
         if self.live.is_empty() {
             return;
         }
-        let (&(segment, offset), &len) = self.live.iter().nth(which % self.live.len()).unwrap();
+        let (&(segment, offset), &len) = self.live.iter().nth(index % self.live.len()).unwrap();
         let extent = Extent { segment, offset, len };
         assert_eq!(self.allocator.free(extent), Ok(()));
         self.live.remove(&(segment, offset));
@@ -99,7 +99,7 @@ impl Checked {
             Step::Allocate(len) => match self.allocator.allocate(len) {
                 Some(extent) => {
                     assert_eq!(extent.len, len);
-                    self.handle_allocated(extent);
+                    self.check_allocated(extent);
                 }
                 None => {
                     let rounded = len.next_multiple_of(64);
@@ -113,20 +113,20 @@ impl Checked {
                         assert!(run.len >= len_min);
                         let cut = largest - largest % multiple_of;
                         assert!(run.len == len_max || run.len == cut && largest < len_max);
-                        self.handle_allocated(run);
+                        self.check_allocated(run);
                     }
                     None => {
                         assert!(len_max == 0 || largest - largest % multiple_of < len_min.max(1))
                     }
                 }
             }
-            Step::Free(which) => self.free_any(which),
-            Step::FreeAgain(which) if !self.freed.is_empty() => {
-                let extent = self.freed[which % self.freed.len()];
+            Step::Free(index) => self.free_nth(index),
+            Step::FreeAgain(index) if !self.freed.is_empty() => {
+                let extent = self.freed[index % self.freed.len()];
                 assert_eq!(self.allocator.free(extent), Err(BadFree { extent }));
             }
             Step::FreeAgain(_) => {}
-            Step::FreeInvented(extent) => {
+            Step::FreeUnallocated(extent) => {
                 if self.live.get(&(extent.segment, extent.offset)) != Some(&extent.len) {
                     assert_eq!(self.allocator.free(extent), Err(BadFree { extent }));
                 }
@@ -145,10 +145,10 @@ proptest! {
     ) {
         let nonempty = segments.iter().filter(|len| **len >= 64).count();
         let allocator = allocator(&segments);
-        let mut checked = Checked { allocator, segments, live: BTreeMap::new(), freed: Vec::new() };
+        let mut checked = CheckedAllocator { allocator, segments, live: BTreeMap::new(), freed: Vec::new() };
         steps.into_iter().for_each(|step| checked.apply(step));
         while !checked.live.is_empty() {
-            checked.free_any(checked.live.len() / 2);
+            checked.free_nth(checked.live.len() / 2);
         }
         check_all_free(&checked.allocator, nonempty);
     }

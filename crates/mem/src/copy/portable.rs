@@ -80,17 +80,17 @@ pub(super) unsafe fn copy_upwards(target: *mut u8, source: *const u8, len: usize
 /// # Safety
 /// The conditions of [`super::copy`] hold, and the target does not end inside the source.
 pub(super) unsafe fn copy_downwards(target: *mut u8, source: *const u8, len: usize) {
-    let mut left = len;
-    while left > 0 {
-        let (target, source) = (target.wrapping_add(left), source.wrapping_add(left));
-        if left >= 8 && are_aligned(target, source) {
-            // SAFETY: the eight bytes before `left`.
+    let mut remaining = len;
+    while remaining > 0 {
+        let (target, source) = (target.wrapping_add(remaining), source.wrapping_add(remaining));
+        if remaining >= 8 && are_aligned(target, source) {
+            // SAFETY: the last eight of the remaining bytes.
             unsafe { copy_8(target.wrapping_sub(8), source.wrapping_sub(8)) };
-            left -= 8;
+            remaining -= 8;
         } else {
-            // SAFETY: the byte before `left`.
+            // SAFETY: the last of the remaining bytes.
             unsafe { copy_1(target.wrapping_sub(1), source.wrapping_sub(1)) };
-            left -= 1;
+            remaining -= 1;
         }
     }
 }

@@ -51,10 +51,10 @@ static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 pub(super) fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {
-        let previous = swap_action(None)?;
+        let previous = replace_action(None)?;
         // The handler may run as soon as it is installed.
         let _ = PREVIOUS.set(previous);
-        swap_action(Some(&action(on_signal as *const () as usize))).map(|_| ())
+        replace_action(Some(&action(on_signal as *const () as usize))).map(|_| ())
     });
     installed.map_err(io::Error::from_raw_os_error)
 }
@@ -70,7 +70,7 @@ fn action(handler: libc::sighandler_t) -> libc::sigaction {
 }
 
 /// Sets the action of SIGBUS to `action`, if it is given. Returns the previous action, or the error number.
-fn swap_action(action: Option<&libc::sigaction>) -> Result<libc::sigaction, i32> {
+fn replace_action(action: Option<&libc::sigaction>) -> Result<libc::sigaction, i32> {
     // SAFETY: all fields are integers, addresses or `None`.
     let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
     let action = action.map_or(null(), std::ptr::from_ref);
@@ -132,7 +132,7 @@ unsafe fn call_previous(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         previous.sa_sigaction != libc::SIG_DFL && previous.sa_sigaction != libc::SIG_IGN
     });
     let Some(previous) = previous else {
-        let _ = swap_action(Some(&libc::sigaction { sa_flags: 0, ..action(libc::SIG_DFL) }));
+        let _ = replace_action(Some(&libc::sigaction { sa_flags: 0, ..action(libc::SIG_DFL) }));
         return;
     };
     if previous.sa_flags & libc::SA_SIGINFO != 0 {

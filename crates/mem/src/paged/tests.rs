@@ -26,7 +26,7 @@ fn pages(count: usize) -> Option<(Paged, Faults)> {
     }
 }
 
-fn take(faults: &Faults) -> Vec<(usize, bool)> {
+fn take_faults(faults: &Faults) -> Vec<(usize, bool)> {
     faults.lock().unwrap().drain(..).map(|fault| (fault.page, fault.is_write)).collect()
 }
 
@@ -36,25 +36,25 @@ fn first_touches_and_first_stores_fault_once() {
     let page_bytes = pages.page_bytes() as u64;
     let ones = u64::from_ne_bytes([1; 8]);
     assert_eq!((pages.load_u64(8), pages.load_u64(16)), (Ok(ones), Ok(ones)));
-    assert_eq!(take(&faults), [(0, false)]);
+    assert_eq!(take_faults(&faults), [(0, false)]);
     pages.store_u64(8, 7).unwrap();
     pages.write(16, b"salt").unwrap();
-    assert_eq!(take(&faults), [(0, true)]);
+    assert_eq!(take_faults(&faults), [(0, true)]);
     // A store to an absent page faults once, as a store. A copy across a page border faults once per page.
     pages.store_u64(3 * page_bytes, 5).unwrap();
     let mut border = [0; 4];
     pages.read(2 * page_bytes - 2, &mut border).unwrap();
-    assert_eq!(take(&faults), [(3, true), (1, false), (2, false)]);
+    assert_eq!(take_faults(&faults), [(3, true), (1, false), (2, false)]);
     assert_eq!(border, [2, 2, 3, 3]);
     // Protection keeps the bytes; discarding loses them.
     pages.protect(0..4).unwrap();
     assert_eq!(pages.load_u64(8), Ok(7));
-    assert_eq!(take(&faults), []);
+    assert_eq!(take_faults(&faults), []);
     pages.store_u64(8, 9).unwrap();
-    assert_eq!(take(&faults), [(0, true)]);
+    assert_eq!(take_faults(&faults), [(0, true)]);
     pages.discard(0..1).unwrap();
     assert_eq!(pages.load_u64(8), Ok(ones));
-    assert_eq!(take(&faults), [(0, false)]);
+    assert_eq!(take_faults(&faults), [(0, false)]);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn accesses_out_of_bounds_change_nothing() {
     assert_eq!(pages.read(len - 1, &mut [0; 2]), Err(outside(len - 1, 2)));
     assert_eq!(pages.write(u64::MAX, b"a"), Err(outside(u64::MAX, 1)));
     assert_eq!(pages.load_u64(4), Err(AccessError::Misaligned { offset: 4, alignment: 8 }));
-    assert_eq!(take(&faults), []);
+    assert_eq!(take_faults(&faults), []);
     assert!(matches!(Paged::new(0, |_, _| {}), Err(PagedError::Length { pages: 0 })));
     assert!(matches!(Paged::new(usize::MAX, |_, _| {}), Err(PagedError::Length { .. })));
 }
@@ -97,7 +97,7 @@ fn a_system_call_on_an_absent_page_fails() {
     let bytes = unsafe { std::slice::from_raw_parts(pages.base.as_ptr(), 4) };
     let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     assert_eq!(rustix::io::write(&file, bytes), Err(Errno::FAULT));
-    assert_eq!(take(&faults), []);
+    assert_eq!(take_faults(&faults), []);
     pages.load_u64(0).unwrap();
     assert_eq!(rustix::io::write(&file, bytes), Ok(4));
 }

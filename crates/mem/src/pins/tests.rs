@@ -85,9 +85,9 @@ fn counts_survive_their_threads() {
     let pins = Pins::new();
     for _ in 0..3 {
         thread::scope(|scope| {
-            for more in 1..=4 {
+            for amount in 1..=4 {
                 let pins = &pins;
-                scope.spawn(move || (0..1000).for_each(|_| assert!(pins.pin().count(2, more) >= more)));
+                scope.spawn(move || (0..1000).for_each(|_| assert!(pins.pin().count(2, amount) >= amount)));
             }
         });
     }

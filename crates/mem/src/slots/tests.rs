@@ -57,14 +57,14 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let which = 0..100usize;
+    let index = 0..100usize;
     prop_oneof![
         3 => any::<u32>().prop_map(Step::Insert),
-        1 => which.clone().prop_map(Step::Freeze),
-        1 => which.clone().prop_map(Step::Thaw),
-        1 => (which.clone(), any::<u32>()).prop_map(|(which, value)| Step::Update(which, value)),
-        1 => which.clone().prop_map(Step::Retire),
-        1 => which.prop_map(Step::Reclaim),
+        1 => index.clone().prop_map(Step::Freeze),
+        1 => index.clone().prop_map(Step::Thaw),
+        1 => (index.clone(), any::<u32>()).prop_map(|(index, value)| Step::Update(index, value)),
+        1 => index.clone().prop_map(Step::Retire),
+        1 => index.prop_map(Step::Reclaim),
     ]
 }
 
