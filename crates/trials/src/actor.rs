@@ -1,4 +1,5 @@
-//! Actors: sessions that execute operations one after the other, chosen by the plan's weights.
+//! Actors: sessions that execute operations one after the other. Weights of the plan choose the kind of each operation,
+//! and `run_operation` of the kind's module executes it.
 
 use std::fmt::Display;
 use std::rc::Rc;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use halite::{Driven, Priority, Session};
 use halite_sim::{HostId, Random};
 
-use crate::cancel;
+use crate::futures;
 use crate::harness::{Harness, PRINCIPALS};
 use crate::judge::End;
 use crate::{apart, barriers, calls, kv, locks, log, messages, regions, rights, watches, words};
@@ -24,12 +25,12 @@ pub(crate) struct Actor {
     pub(crate) principal: usize,
     pub(crate) session: Session,
     pub(crate) random: Random,
-    pub(crate) regions: regions::Holdings,
-    pub(crate) locks: locks::Holdings,
-    pub(crate) words: words::Holdings,
-    pub(crate) watches: watches::Holdings,
-    pub(crate) log: log::Holdings,
-    pub(crate) kv: kv::Holdings,
+    pub(crate) regions: regions::Mappings,
+    pub(crate) locks: locks::HeldLocks,
+    pub(crate) words: words::Mappings,
+    pub(crate) watches: watches::Mappings,
+    pub(crate) log: log::OpenLogs,
+    pub(crate) kv: kv::OpenStores,
 }
 
 /// Starts the sessions of a node that has just joined.
@@ -41,7 +42,7 @@ pub(crate) fn start_all(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     for number in 0..harness.plan.sessions {
         let actor = Actor::new(harness, node, number, driven);
         let name = format!("session {number} of node {node}");
-        harness.world.spawn(Some(actor.host), name, actor.work());
+        harness.world.spawn(Some(actor.host), name, actor.run());
     }
 }
 
@@ -58,12 +59,12 @@ impl Actor {
             host: harness.host(node),
             random: harness.world.random(&purpose),
             harness: harness.clone(),
-            regions: regions::Holdings::default(),
-            locks: locks::Holdings::default(),
-            words: words::Holdings::default(),
-            watches: watches::Holdings::default(),
-            log: log::Holdings::default(),
-            kv: kv::Holdings::default(),
+            regions: regions::Mappings::default(),
+            locks: locks::HeldLocks::default(),
+            words: words::Mappings::default(),
+            watches: watches::Mappings::default(),
+            log: log::OpenLogs::default(),
+            kv: kv::OpenStores::default(),
             incarnation: harness.incarnation(node),
             node,
             number,
@@ -72,25 +73,25 @@ impl Actor {
         }
     }
 
-    async fn work(mut self) {
+    async fn run(mut self) {
         let harness = self.harness.clone();
         let _working = harness.count_working();
         let _guard = locks::SessionGuard::of(&self);
         harness.wait_for_start().await;
-        while harness.is_running() {
+        while harness.sessions_continue() {
             let work = &harness.plan.work;
             match pick(&mut self.random, &work.weights()) {
-                0 => regions::act(&mut self).await,
-                1 => words::act(&mut self).await,
-                2 => calls::act(&mut self).await,
-                3 => messages::act(&mut self).await,
-                4 => locks::act(&mut self).await,
-                5 => barriers::act(&mut self).await,
-                6 => watches::act(&mut self).await,
-                7 => rights::act(&mut self).await,
-                8 => apart::act(&mut self).await,
-                9 => log::act(&mut self).await,
-                10 => kv::act(&mut self).await,
+                0 => regions::run_operation(&mut self).await,
+                1 => words::run_operation(&mut self).await,
+                2 => calls::run_operation(&mut self).await,
+                3 => messages::run_operation(&mut self).await,
+                4 => locks::run_operation(&mut self).await,
+                5 => barriers::run_operation(&mut self).await,
+                6 => watches::run_operation(&mut self).await,
+                7 => rights::run_operation(&mut self).await,
+                8 => apart::run_operation(&mut self).await,
+                9 => log::run_operation(&mut self).await,
+                10 => kv::run_operation(&mut self).await,
                 _ => messages::publish(&mut self).await,
             }
             let think = self.random.below(work.think_us_max.max(1) * 1000);
@@ -109,12 +110,12 @@ impl Actor {
 
     /// Records in the trace which region the next operation accesses. A *life* is one region from its allocation to its
     /// end; `life` is its number.
-    pub(crate) fn note_life(&self, life: usize) {
-        self.note(format_args!("concerns life {life}"));
+    pub(crate) fn trace_life(&self, life: usize) {
+        self.trace(format_args!("concerns life {life}"));
     }
 
     /// Records a fact about the next operation in the trace.
-    pub(crate) fn note(&self, what: std::fmt::Arguments<'_>) {
+    pub(crate) fn trace(&self, what: std::fmt::Arguments<'_>) {
         self.harness.world.note(Some(self.host), format_args!("session {} {what}", self.number));
     }
 
@@ -142,13 +143,12 @@ impl Actor {
         operation: &'static str,
         future: impl Future<Output = Result<T, E>>,
     ) -> Option<Result<T, E>> {
-        let begin_ns = self.now_ns();
-        let number = self.number;
-        self.harness.world.note(Some(self.host), format_args!("session {number} begins to {operation}"));
+        let (begin_ns, number) = (self.now_ns(), self.number);
+        self.trace(format_args!("begins to {operation}"));
         let per_mille = self.harness.plan.work.given_up_per_mille;
         let harness = self.harness.clone();
         let result =
-            cancel::run_or_cancel(&harness.world, self.host, &mut self.random, per_mille, Box::pin(future))
+            futures::run_or_cancel(&harness.world, self.host, &mut self.random, per_mille, Box::pin(future))
                 .await;
         let end = match &result {
             Some(Ok(_)) => End::Ok,
@@ -159,12 +159,10 @@ impl Actor {
             Some(Err(error)) => {
                 harness.world.note(Some(self.host), format_args!("session {number}: {error}"))
             }
-            _ => harness
-                .world
-                .note(Some(self.host), format_args!("session {number} ends to {operation}: {end:?}")),
+            _ => self.trace(format_args!("ends to {operation}: {end:?}")),
         }
         harness.world.fold(u64::from(number) << 2 | end as u64);
-        harness.judge.count(operation, end, self.now_ns() - begin_ns);
+        harness.judge.record_result(operation, end, self.now_ns() - begin_ns);
         result
     }
 }

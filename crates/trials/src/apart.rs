@@ -23,19 +23,16 @@ use crate::regions::COMPLETION_DELAY_NS_MAX;
 use crate::rights::free_by_name;
 
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
-/// Length of the region in bytes: a chunk at the home, and one at the holder.
+/// Length of the region in bytes: a chunk at the home, and a chunk at the holder.
 const BYTES: u64 = 2 * CHUNK_BYTES;
+/// Bytes that the mapper writes.
 const MARK: [u8; 64] = [0x5a; 64];
 /// Pause of the mapper between two accesses.
 const PAUSE: Duration = Duration::from_micros(5);
 
 /// Returns the names of the regions of all scenes, one per session.
 pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
-    let (nodes, sessions) = match harness.plan.work.apart {
-        0 => (0, 0),
-        _ => (harness.nodes(), harness.plan.sessions),
-    };
-    (0..nodes).flat_map(move |node| (0..sessions).map(move |session| name(node, session)))
+    harness.scene_names(harness.plan.work.apart, name)
 }
 
 fn name(node: u32, session: u32) -> String {
@@ -57,7 +54,7 @@ struct Scene {
     next: RefCell<Option<Lh>>,
 }
 
-pub(crate) async fn act(actor: &mut Actor) {
+pub(crate) async fn run_operation(actor: &mut Actor) {
     let nodes = u64::from(actor.harness.nodes());
     let [home, holder] =
         two_others(actor.node, nodes, actor.random.below(nodes - 1), actor.random.below(nodes - 2));
@@ -66,7 +63,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     let lh = match actor.attempt("map apart", mapper.map(&name(actor.node, actor.number), EVERYONE)).await {
         Some(Ok(lh)) => lh,
         Some(Err(error)) => {
-            let is_explained = may_follow_fault(&error.cause) && !actor.harness.judge.is_calm();
+            let is_explained = may_follow_fault(&error.cause) && actor.harness.judge.had_fault();
             return actor.expect_reason(is_explained, begin_ns, &error);
         }
         None => return,
@@ -79,7 +76,7 @@ pub(crate) async fn act(actor: &mut Actor) {
 /// Returns two distinct nodes other than `own`, chosen by two random numbers.
 fn two_others(own: u32, nodes: u64, first: u64, second: u64) -> [u32; 2] {
     let after = |step: u64| (u64::from(own) + 1 + step) % nodes;
-    // Counts from the first node, so that the second one differs.
+    // Counts on from the first node, so that the second one differs.
     let second = (first + 1 + second) % (nodes - 1);
     [after(first) as u32, after(second) as u32]
 }
@@ -102,7 +99,7 @@ async fn prepare(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>>
         Err(error) => {
             // The previous region is still being freed.
             let is_explained = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. })
-                || (may_follow_fault(&error.cause) && !harness.judge.is_calm());
+                || (may_follow_fault(&error.cause) && harness.judge.had_fault());
             actor.expect_reason(is_explained, begin_ns, &error);
             free_by_name(actor, &name).await;
             None
@@ -139,11 +136,11 @@ fn cut_links(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
 
 /// Cuts one or both directions between the mapper and another node for a while.
 fn cut(actor: &mut Actor, other: u32, delay_ns: u64, duration_ns: u64) {
-    let (there, back) = ((actor.node, other), (other, actor.node));
+    let (forward, reverse) = ((actor.node, other), (other, actor.node));
     let links = match actor.random.below(4) {
-        0 => vec![there],
-        1 => vec![back],
-        _ => vec![there, back],
+        0 => vec![forward],
+        1 => vec![reverse],
+        _ => vec![forward, reverse],
     };
     let [delay, duration] = [delay_ns, duration_ns].map(Duration::from_nanos);
     faults::cut_later(&actor.harness, links, delay, duration);
@@ -153,14 +150,14 @@ fn cut(actor: &mut Actor, other: u32, delay_ns: u64, duration_ns: u64) {
 async fn access_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
     let (world, host, mapper) = (actor.harness.world.clone(), actor.host, actor.session.clone());
     let mut is_write = true;
-    while actor.now_ns() < end_ns && actor.harness.is_running() {
+    while actor.now_ns() < end_ns && actor.harness.sessions_continue() {
         let begin_ns = actor.now_ns();
         let mut bytes = MARK;
-        let done = match is_write {
+        let result = match is_write {
             true => actor.attempt("write apart", mapper.write(lh, CHUNK_BYTES, &bytes)).await,
             false => actor.attempt("read apart", mapper.read(lh, CHUNK_BYTES, &mut bytes)).await,
         };
-        match done {
+        match result {
             Some(Ok(())) => check_success(actor, scene, begin_ns),
             // No earlier access may take effect during the remaining time.
             Some(Err(_)) => {

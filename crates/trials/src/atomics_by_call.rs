@@ -6,18 +6,18 @@ use std::task::Poll;
 
 use halite::{AccessCause, Atomics, NodeId, Placement};
 
-use crate::regressions::{ALL, TIMEOUT, alloc_here, on_hardware, poll_once, session_of};
+use crate::regressions::{ALL, TIMEOUT, alloc_local, poll_once, run_on_hardware, session_of};
 
 /// Profile of hosts between which remote atomics are calls.
 const ADAPTERS: &str = "rnic-100g-hca";
 
 #[test]
 fn an_addition_waits_for_a_stopped_node_and_runs_once() {
-    on_hardware(ADAPTERS, 2, |harness| async move {
+    run_on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let peer = here.explain_peer(NodeId(1)).await.expect("the peer is known");
         assert_eq!(peer.capabilities.expect("the peer is connected").atomics, Atomics::Adapter);
-        let own = alloc_here(&there, "words").await;
+        let own = alloc_local(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("the region exists");
         harness.world.pause(harness.host(1));
         let mut adding = pin!(here.fetch_add(lh, 8, 5));
@@ -33,9 +33,9 @@ fn an_addition_waits_for_a_stopped_node_and_runs_once() {
 
 #[test]
 fn an_atomic_with_a_lost_answer_is_not_repeated() {
-    on_hardware(ADAPTERS, 2, |harness| async move {
+    run_on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-        let own = alloc_here(&there, "words").await;
+        let own = alloc_local(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("the region exists");
         // The addition is executed, but its answer is lost.
         let (from, to) = (harness.host(1), harness.host(0));
@@ -53,9 +53,9 @@ fn an_atomic_with_a_lost_answer_is_not_repeated() {
 /// The adapter of the node has received the call, but no answer arrives.
 #[test]
 fn an_atomic_fails_when_its_node_dies() {
-    on_hardware(ADAPTERS, 2, |harness| async move {
+    run_on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-        alloc_here(&there, "words").await;
+        alloc_local(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("the region exists");
         harness.world.pause(harness.host(1));
         let mut adding = pin!(here.fetch_add(lh, 8, 1));
@@ -77,7 +77,7 @@ fn an_atomic_fails_when_its_node_dies() {
 
 #[test]
 fn a_region_change_waits_for_its_own_atomics_only() {
-    on_hardware(ADAPTERS, 3, |harness| async move {
+    run_on_hardware(ADAPTERS, 3, |harness| async move {
         let session = session_of(&harness, 0);
         let on = |node| session.alloc(None, 64, Placement::On(NodeId(node)), ALL);
         let (silent, elsewhere) = (on(2).await.expect("there is room"), on(1).await.expect("there is room"));
@@ -97,9 +97,9 @@ fn a_region_change_waits_for_its_own_atomics_only() {
 /// More additions than the connection takes at once, and than a thread may post.
 #[test]
 fn additions_of_many_tasks_complete_with_short_queues() {
-    on_hardware(ADAPTERS, 2, |harness| async move {
+    run_on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-        let own = alloc_here(&there, "words").await;
+        let own = alloc_local(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("the region exists");
         let mut adding: Vec<_> = (0..1000).map(|_| Box::pin(here.fetch_add(lh, 0, 1))).collect();
         let mut found = Vec::new();

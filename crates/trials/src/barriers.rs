@@ -14,9 +14,9 @@ const PARTICIPANTS: [u32; 2] = [2, 3];
 /// Maximum timeout of a participant, in microseconds.
 const TIMEOUT_US_MAX: u64 = 120;
 /// Maximum time, without faults, for which a barrier still counts a participant that has left.
-const DOUBT_NS: u64 = 20_000;
-/// Maximum time, without faults, beside that of the round, to find or create the barrier and to receive the result: a
-/// dozen messages in sequence, each of up to 10 us between queue pairs in software.
+const UNCERTAIN_NS: u64 = 20_000;
+/// Maximum time, without faults, to find or create the barrier and to receive the result, in addition to that of the
+/// round: a dozen messages in sequence, each of up to 10 us between queue pairs in software.
 const SLACK_NS: u64 = 150_000;
 /// Maximum difference of the hosts' clocks that arises during the longest wait.
 const CLOCK_SKEW_NS_MAX: u64 = 1_000;
@@ -46,23 +46,23 @@ struct Arrival {
 }
 
 impl Barriers {
-    /// Records that a node is cut off from `now_ns` on, so that barriers may count participants that have just left for
-    /// longer.
-    pub(crate) fn extend_doubt(&mut self, now_ns: u64, duration_ns: u64) {
-        self.barriers.iter_mut().for_each(|barrier| barrier.extend_doubt(now_ns, duration_ns));
+    /// Records that a node is stopped for `duration_ns`. Meanwhile, barriers may count participants that have just
+    /// left.
+    pub(crate) fn extend_uncertainty(&mut self, now_ns: u64, duration_ns: u64) {
+        self.barriers.iter_mut().for_each(|barrier| barrier.extend_uncertainty(now_ns, duration_ns));
     }
 }
 
 impl Barrier {
-    fn extend_doubt(&mut self, now_ns: u64, duration_ns: u64) {
-        let counted =
-            self.arrivals.values_mut().filter(|each| (now_ns..u64::MAX).contains(&each.counted_until_ns));
-        counted.for_each(|each| {
-            each.counted_until_ns = each.counted_until_ns.max(now_ns + duration_ns + DOUBT_NS)
-        });
+    fn extend_uncertainty(&mut self, now_ns: u64, duration_ns: u64) {
+        for arrival in self.arrivals.values_mut() {
+            if (now_ns..u64::MAX).contains(&arrival.counted_until_ns) {
+                arrival.counted_until_ns = arrival.counted_until_ns.max(now_ns + duration_ns + UNCERTAIN_NS);
+            }
+        }
     }
 
-    fn arrive(&mut self, now_ns: u64, participants: u32, timeout: Duration) -> u64 {
+    fn record_arrival(&mut self, now_ns: u64, participants: u32, timeout: Duration) -> u64 {
         let waiting = self.arrivals.values().filter(|arrival| arrival.counted_until_ns == u64::MAX);
         let oldest_ns = waiting.map(|arrival| arrival.begin_ns).min().unwrap_or(now_ns);
         self.arrivals.retain(|_, arrival| arrival.counted_until_ns >= oldest_ns);
@@ -74,7 +74,7 @@ impl Barrier {
     }
 
     /// Records that a participant stops waiting; the barrier may count it until `counted_until_ns`.
-    fn leave(&mut self, arrival: u64, counted_until_ns: u64) {
+    fn record_departure(&mut self, arrival: u64, counted_until_ns: u64) {
         let arrival = self.arrivals.get_mut(&arrival).expect("the participant has arrived");
         arrival.counted_until_ns = arrival.counted_until_ns.min(counted_until_ns);
     }
@@ -88,10 +88,12 @@ impl Barrier {
             .map(|(_, arrival)| arrival)
     }
 
-    fn pass(&mut self, number: u64, round: u64, is_calm: bool) -> Result<(), String> {
+    fn record_pass(&mut self, number: u64, round: u64, is_fault_free: bool) -> Result<(), String> {
         let arrival = self.arrivals[&number];
-        let present =
-            1 + self.others(number, &arrival).filter(|it| it.participants == arrival.participants).count();
+        let present = 1 + self
+            .others(number, &arrival)
+            .filter(|other| other.participants == arrival.participants)
+            .count();
         let passed = self.passed.entry(round).or_default();
         *passed += 1;
         match () {
@@ -99,7 +101,7 @@ impl Barrier {
                 Err(format!("the participant passed with {present} of {} participants", arrival.participants))
             }
             // With faults, the barrier may have been created again, and its rounds start again.
-            () if *passed > arrival.participants && is_calm => Err(format!(
+            () if *passed > arrival.participants && is_fault_free => Err(format!(
                 "{passed} participants have passed round {round} of a barrier of {}",
                 arrival.participants
             )),
@@ -107,7 +109,7 @@ impl Barrier {
         }
     }
 
-    fn time_out(&self, number: u64, now_ns: u64, is_calm: bool) -> Result<(), String> {
+    fn check_timeout(&self, number: u64, now_ns: u64, is_fault_free: bool) -> Result<(), String> {
         let arrival = self.arrivals[&number];
         let deadlines = self.others(number, &arrival).chain([&arrival]).map(|arrival| arrival.deadline_ns);
         let first_ns = deadlines.min().expect("the participant itself has a deadline");
@@ -116,15 +118,15 @@ impl Barrier {
             () if now_ns + CLOCK_SKEW_NS_MAX < first_ns => Err(format!(
                 "the participant timed out early: the first deadline of a participant is {first_ns} ns"
             )),
-            () if now_ns > latest_ns && is_calm => {
+            () if now_ns > latest_ns && is_fault_free => {
                 Err(format!("the participant timed out late: its wait must time out by {latest_ns} ns"))
             }
             () => Ok(()),
         }
     }
 
-    /// Checks a refusal that says that other participants expect `expected` participants.
-    fn refuse(&self, number: u64, expected: u32) -> Result<(), String> {
+    /// Checks the error that other participants expect `expected` participants.
+    fn check_size(&self, number: u64, expected: u32) -> Result<(), String> {
         let arrival = self.arrivals[&number];
         let is_right = expected != arrival.participants
             && self.others(number, &arrival).any(|other| other.participants == expected);
@@ -132,7 +134,7 @@ impl Barrier {
     }
 }
 
-/// Removes a participant when dropped.
+/// Records the departure of a participant when dropped.
 struct ArrivalGuard {
     harness: Rc<Harness>,
     name: usize,
@@ -142,17 +144,18 @@ struct ArrivalGuard {
 impl Drop for ArrivalGuard {
     fn drop(&mut self) {
         let harness = &self.harness;
-        let doubt_ns = match () {
-            () if harness.is_fault_free() => DOUBT_NS,
+        let uncertain_ns = match () {
+            () if harness.is_fault_free() => UNCERTAIN_NS,
             // Kernels report all deaths to all nodes, which are connected.
-            () if !harness.was_any_node_isolated() && harness.reports_deaths() => {
-                harness.death_notice_ns() + DOUBT_NS
+            () if !harness.was_any_node_isolated() && harness.kernels_report_deaths() => {
+                harness.death_notice_ns() + UNCERTAIN_NS
             }
             // The home may learn late that nodes are cut off.
             () => harness.consequences_ns(),
         };
-        let counted_until_ns = self.harness.world.now_ns() + doubt_ns;
-        self.harness.barriers.borrow_mut().barriers[self.name].leave(self.arrival, counted_until_ns);
+        let counted_until_ns = self.harness.world.now_ns() + uncertain_ns;
+        self.harness.barriers.borrow_mut().barriers[self.name]
+            .record_departure(self.arrival, counted_until_ns);
     }
 }
 
@@ -166,21 +169,22 @@ fn name_of(name: usize) -> String {
 }
 
 /// Waits at a barrier.
-pub(crate) async fn act(actor: &mut Actor) {
+pub(crate) async fn run_operation(actor: &mut Actor) {
     let name = actor.random.index(PARTICIPANTS.len());
     let participants = PARTICIPANTS[name] + u32::from(actor.random.chance(1, 12));
     let timeout = Duration::from_nanos(actor.random.between(1, TIMEOUT_US_MAX * 1000));
     let begin_ns = actor.now_ns();
-    let arrival = actor.harness.barriers.borrow_mut().barriers[name].arrive(begin_ns, participants, timeout);
+    let arrival =
+        actor.harness.barriers.borrow_mut().barriers[name].record_arrival(begin_ns, participants, timeout);
     let _guard = ArrivalGuard { harness: actor.harness.clone(), name, arrival };
     let (session, text) = (actor.session.clone(), name_of(name));
     let result = actor.attempt("pass a barrier", session.barrier(&text, participants, timeout)).await;
-    let (now_ns, is_calm) = (actor.now_ns(), actor.harness.is_fault_free());
+    let (now_ns, is_fault_free) = (actor.now_ns(), actor.harness.is_fault_free());
     let barriers = &mut actor.harness.barriers.borrow_mut().barriers;
-    let verdict = check_result(&mut barriers[name], arrival, now_ns, is_calm, result);
+    let verdict = check_result(&mut barriers[name], arrival, now_ns, is_fault_free, result);
     if let Err(reason) = verdict {
         let (number, node) = (actor.number, actor.node);
-        actor.harness.judge.violated(format!(
+        actor.harness.judge.report_violation(format!(
             "barrier {text}, session {number} of node {node}, from {begin_ns} to {now_ns} ns: {reason}"
         ));
     }
@@ -190,22 +194,22 @@ fn check_result(
     barrier: &mut Barrier,
     arrival: u64,
     now_ns: u64,
-    is_calm: bool,
+    is_fault_free: bool,
     result: Option<Result<u64, BarrierError>>,
 ) -> Result<(), String> {
     match result {
-        Some(Ok(round)) => barrier.pass(arrival, round, is_calm),
+        Some(Ok(round)) => barrier.record_pass(arrival, round, is_fault_free),
         Some(Err(error)) => match error.cause {
-            BarrierCause::Timeout => barrier.time_out(arrival, now_ns, is_calm),
-            BarrierCause::Size { expected } => barrier.refuse(arrival, expected),
-            cause if fault_explains(&cause, is_calm) => Ok(()),
+            BarrierCause::Timeout => barrier.check_timeout(arrival, now_ns, is_fault_free),
+            BarrierCause::Size { expected } => barrier.check_size(arrival, expected),
+            cause if fault_explains(&cause, is_fault_free) => Ok(()),
             cause => Err(format!("{cause}, without a known cause")),
         },
         None => Ok(()),
     }
 }
 
-fn fault_explains(cause: &BarrierCause, is_calm: bool) -> bool {
+fn fault_explains(cause: &BarrierCause, is_fault_free: bool) -> bool {
     match cause {
         BarrierCause::Region(RegionCause::NoSpace { .. }) => true,
         BarrierCause::PeerDown(_)
@@ -219,7 +223,7 @@ fn fault_explains(cause: &BarrierCause, is_calm: bool) -> bool {
             | RegionCause::NotFound
             | RegionCause::Lost(_)
             | RegionCause::Stale,
-        ) => !is_calm,
+        ) => !is_fault_free,
         _ => false,
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use halite::{Function, NodeId, Placement, Port, ServeOptions};
 use halite_sim::Link;
 
-use crate::regressions::{ALL, alloc_here, on_hardware, poll_once, session_of};
+use crate::regressions::{ALL, alloc_local, poll_once, run_on_hardware, session_of};
 
 /// Maximum number of bytes that one post sends.
 const LONG: usize = 256 << 10;
@@ -15,7 +15,7 @@ const LONG_ENOUGH: Duration = Duration::from_millis(10);
 
 #[test]
 fn messages_and_calls_overtake_long_writes() {
-    on_hardware("rnic-100g", 2, |harness| async move {
+    run_on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = there.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
         let lh = here.map("long", ALL).await.expect("the region exists");
@@ -23,7 +23,7 @@ fn messages_and_calls_overtake_long_writes() {
         let server = there.serve(Function(7), ServeOptions::default()).expect("no other session serves it");
         let explained = here.explain_peer(NodeId(1)).await.expect("the peer is known");
         assert_eq!(explained.capabilities.expect("the peer is connected").lanes, 2);
-        let end = async |byte| {
+        let has_landed = async |byte| {
             let mut last = [0; 1];
             there.read(own, LONG as u64 - 1, &mut last).await.expect("the region is mapped");
             last == [byte]
@@ -34,9 +34,9 @@ fn messages_and_calls_overtake_long_writes() {
         assert!(poll_once(writing.as_mut()).is_pending());
         here.send(NodeId(1), Port(7), b"small").await.expect("the port exists");
         assert_eq!(mailbox.recv().await.expect("the port is open").bytes, b"small");
-        assert!(!end(1).await, "the message has waited for the write");
+        assert!(!has_landed(1).await, "the message has waited for the write");
         writing.await.expect("no fault is injected");
-        assert!(end(1).await);
+        assert!(has_landed(1).await);
 
         let bytes = vec![2; LONG];
         let mut writing = pin!(here.write(lh, 0, &bytes));
@@ -44,18 +44,18 @@ fn messages_and_calls_overtake_long_writes() {
         let mut calling = pin!(here.call(NodeId(1), Function(7), b"small", LONG_ENOUGH));
         assert!(poll_once(calling.as_mut()).is_pending());
         let call = server.recv().await.expect("the function is served");
-        assert!(!end(2).await, "the call has waited for the write");
+        assert!(!has_landed(2).await, "the call has waited for the write");
         call.reply(b"answer").expect("its caller waits");
         assert_eq!(calling.await.expect("the call is answered"), b"answer");
         writing.await.expect("no fault is injected");
-        assert!(end(2).await);
+        assert!(has_landed(2).await);
     });
 }
 
 /// The process acknowledges nothing, so only heartbeats show that it is alive.
 #[test]
 fn heartbeats_overtake_writes_of_many_leases() {
-    on_hardware("rnic-100g", 2, |harness| async move {
+    run_on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
         let lh = there.map("long", ALL).await.expect("the region exists");
@@ -83,7 +83,7 @@ fn heartbeats_overtake_writes_of_many_leases() {
 /// Regression: the answer shared the heartbeats' lane, and the connection ended although bytes kept arriving.
 #[test]
 fn heartbeats_overtake_answers_of_many_leases() {
-    on_hardware("rnic-100g", 2, |harness| async move {
+    run_on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let server = there.serve(Function(7), ServeOptions::default()).expect("no other session serves it");
         let (mut output, answer) = (vec![0; 80 << 10], vec![9; 80 << 10]);
@@ -116,7 +116,7 @@ fn heartbeats_overtake_answers_of_many_leases() {
 /// acknowledges.
 #[test]
 fn acknowledgements_count_as_signs_of_life() {
-    on_hardware("roce-100g", 2, |harness| async move {
+    run_on_hardware("roce-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
         let lh = there.map("long", ALL).await.expect("the region exists");
@@ -142,9 +142,9 @@ fn acknowledgements_count_as_signs_of_life() {
 #[test]
 fn a_stopped_process_is_silent_even_if_written_to() {
     for profile in ["roce-100g", "rnic-100g"] {
-        on_hardware(profile, 2, move |harness| async move {
+        run_on_hardware(profile, 2, move |harness| async move {
             let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-            alloc_here(&there, "words").await;
+            alloc_local(&there, "words").await;
             let lh = here.map("words", ALL).await.expect("the region exists");
             harness.world.pause(harness.host(1));
             let mut rounds = 0;
@@ -153,7 +153,7 @@ fn a_stopped_process_is_silent_even_if_written_to() {
                 let _ = poll_once(pin!(here.write(lh, 0, &[1; 8])).as_mut());
                 harness.world.sleep(None, harness.plan.lease() / 8).await;
                 rounds += 1;
-                assert!(rounds < 8 * 4, "the peer was never given up over {profile}");
+                assert!(rounds < 8 * 4, "the peer was never declared dead over {profile}");
             }
             harness.world.resume(harness.host(1));
         });
@@ -163,7 +163,7 @@ fn a_stopped_process_is_silent_even_if_written_to() {
 /// The buffers of a stopped node's answers stay reserved.
 #[test]
 fn long_reads_of_a_stopped_node_do_not_slow_others() {
-    on_hardware("rnic-100g", 3, |harness| async move {
+    run_on_hardware("rnic-100g", 3, |harness| async move {
         let here = session_of(&harness, 0);
         let mut bytes = vec![0; 1 << 20];
         let mut handles = Vec::new();

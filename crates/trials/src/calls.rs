@@ -12,7 +12,7 @@ use halite::{CallError, NodeId, PendingCall};
 use halite_sim::Random;
 
 use crate::actor::{Actor, pick};
-use crate::cancel::before;
+use crate::futures::before;
 use crate::harness::{Harness, PRINCIPALS};
 use crate::plan::Plan;
 pub(crate) use handler::serve;
@@ -25,15 +25,15 @@ const TIMEOUT_US_MAX: u64 = 150;
 const SLACK_NS: u64 = 20_000;
 /// Maximum number of nodes that are called at once, so that calls do not dominate in large clusters.
 const CALL_MANY_NODES_MAX: u32 = 8;
-/// Space that exceeds every answer, in bytes.
-const UNLIMITED_ROOM: u64 = 1 << 30;
+/// Limit that exceeds every answer, in bytes.
+const UNLIMITED_ANSWER_BYTES: u64 = 1 << 30;
 
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     ledger: Ledger,
 }
 
-pub(crate) async fn act(actor: &mut Actor) {
+pub(crate) async fn run_operation(actor: &mut Actor) {
     match pick(&mut actor.random, &[4, 3, 2, 1]) {
         0 => call(actor).await,
         1 => call_into(actor).await,
@@ -64,13 +64,13 @@ enum Failure {
     #[error(transparent)]
     Refused(CallError),
     #[error("the call has not ended long after its deadline")]
-    Endless,
+    Overdue,
 }
 
 impl Attempt {
     fn begin(actor: &mut Actor, request: Request, timeout: Duration) -> Attempt {
         let id = actor.harness.calls.borrow_mut().ledger.begin(request);
-        actor.note(format_args!("concerns call {}", id.0));
+        actor.trace(format_args!("concerns call {}", id.0));
         let deadline_ns = actor.clock_ns() + timeout.as_nanos() as u64;
         Attempt { id, request, begin_ns: actor.now_ns(), timeout, deadline_ns }
     }
@@ -79,7 +79,7 @@ impl Attempt {
         payload::input(self.id, self.request.input_bytes as usize)
     }
 
-    /// Waits for the end of the call. Returns [`Failure::Endless`] long after its deadline.
+    /// Waits for the end of the call. Returns [`Failure::Overdue`] long after its deadline.
     async fn await_end<T>(
         &self,
         actor: &mut Actor,
@@ -90,7 +90,7 @@ impl Attempt {
         let bounded = async {
             match before(end, future).await {
                 Some(result) => result.map_err(Failure::Refused),
-                None => Err(Failure::Endless),
+                None => Err(Failure::Overdue),
             }
         };
         actor.attempt(operation, bounded).await
@@ -101,14 +101,14 @@ impl Attempt {
         let verdict = match result {
             None => Ok(()),
             Some(Ok(output)) => self.check_answer(actor, &output),
-            Some(Err(Failure::Endless)) => Err(format!("the call did not end in {:?}", self.timeout)),
+            Some(Err(Failure::Overdue)) => Err(format!("the call did not end in {:?}", self.timeout)),
             Some(Err(Failure::Refused(error))) => {
                 self.check_refusal(actor, &error).map_err(|reason| format!("{error}: {reason}"))
             }
         };
         if let Err(reason) = verdict {
             let (number, node, now) = (actor.number, actor.node, actor.now_ns());
-            actor.harness.judge.violated(format!(
+            actor.harness.judge.report_violation(format!(
                 "{:?} by session {number} of node {node} to node {}, from {} to {now} ns: {reason}",
                 self.id, self.request.to, self.begin_ns
             ));
@@ -125,8 +125,11 @@ impl Attempt {
 
     fn check_refusal(&self, actor: &Actor, error: &CallError) -> Result<(), String> {
         let overdue_ns = actor.clock_ns() as i64 - self.deadline_ns as i64;
-        let context =
-            FailureContext { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.harness.is_fault_free() };
+        let context = FailureContext {
+            now_ns: actor.now_ns(),
+            overdue_ns,
+            is_fault_free: actor.harness.is_fault_free(),
+        };
         actor.harness.calls.borrow_mut().ledger.record_failure(self.id, error, context)
     }
 }
@@ -160,7 +163,7 @@ fn random_request(actor: &mut Actor) -> Request {
         task,
         input_bytes: random_len(actor).max(payload::INPUT_BYTES_MIN as u32),
         output_bytes,
-        room: UNLIMITED_ROOM,
+        answer_bytes_max: UNLIMITED_ANSWER_BYTES,
     }
 }
 
@@ -187,11 +190,11 @@ async fn call(actor: &mut Actor) {
 
 async fn call_into(actor: &mut Actor) {
     let request = random_request(actor);
-    let room = random_room(actor, request.output_bytes);
-    let (request, timeout) = (Request { room, ..request }, random_timeout(actor));
+    let answer_bytes_max = random_answer_bytes_max(actor, request.output_bytes);
+    let (request, timeout) = (Request { answer_bytes_max, ..request }, random_timeout(actor));
     let attempt = Attempt::begin(actor, request, timeout);
     let (input, session) = (attempt.input(), actor.session.clone());
-    let mut output = vec![0; room as usize];
+    let mut output = vec![0; answer_bytes_max as usize];
     let called =
         session.call_into(NodeId(request.to), function_of(request.kind), &input, &mut output, timeout);
     let result = attempt.await_end(actor, "call into", called).await;
@@ -206,8 +209,8 @@ async fn call_into(actor: &mut Actor) {
     );
 }
 
-/// Returns the space for an answer of that length, which is sometimes too little.
-fn random_room(actor: &mut Actor, output_bytes: u32) -> u64 {
+/// Returns a limit for an answer of that length, which is sometimes too small.
+fn random_answer_bytes_max(actor: &mut Actor, output_bytes: u32) -> u64 {
     let output_bytes = u64::from(output_bytes);
     if actor.random.chance(1, 8) {
         actor.random.between(0, output_bytes)
@@ -222,12 +225,12 @@ async fn post_calls(actor: &mut Actor) {
     let max = actor.harness.plan.work.calls_posted_max;
     for _ in 0..actor.random.between(2, max.into()) {
         let request = random_request(actor);
-        let room = random_room(actor, request.output_bytes);
-        let (request, timeout) = (Request { room, ..request }, random_timeout(actor));
+        let answer_bytes_max = random_answer_bytes_max(actor, request.output_bytes);
+        let (request, timeout) = (Request { answer_bytes_max, ..request }, random_timeout(actor));
         let attempt = Attempt::begin(actor, request, timeout);
         let input = attempt.input();
         let (to, function) = (NodeId(request.to), function_of(request.kind));
-        let posting = session.post_call(to, function, &input, room as usize, timeout);
+        let posting = session.post_call(to, function, &input, answer_bytes_max as usize, timeout);
         match attempt.await_end(actor, "post a call", posting).await {
             Some(Ok(pending)) => posted.push((attempt, pending)),
             Some(Err(failure)) => attempt.check_end(actor, Some(Err(failure))),
@@ -237,21 +240,27 @@ async fn post_calls(actor: &mut Actor) {
     await_all(actor, posted).await;
 }
 
-/// Posts calls of one function together. They share the node, the space for answers and the timeout.
+/// Posts calls of one function together. They share the node, the limit of answers and the timeout.
 async fn post_batch(actor: &mut Actor) {
     let session = actor.session.clone();
     let first = random_request(actor);
-    let (room, timeout) = (random_room(actor, first.output_bytes), random_timeout(actor));
+    let (answer_bytes_max, timeout) =
+        (random_answer_bytes_max(actor, first.output_bytes), random_timeout(actor));
     let max = actor.harness.plan.work.calls_posted_max;
     let attempts: Vec<_> = (0..actor.random.between(2, max.into()))
         .map(|_| {
             let Request { task, input_bytes, output_bytes, .. } = random_request(actor);
-            Attempt::begin(actor, Request { task, input_bytes, output_bytes, room, ..first }, timeout)
+            Attempt::begin(
+                actor,
+                Request { task, input_bytes, output_bytes, answer_bytes_max, ..first },
+                timeout,
+            )
         })
         .collect();
     let inputs: Vec<_> = attempts.iter().map(Attempt::input).collect();
     let (to, function) = (NodeId(first.to), function_of(first.kind));
-    let posting = async { Ok(session.post_calls(to, function, &inputs, room as usize, timeout).await) };
+    let posting =
+        async { Ok(session.post_calls(to, function, &inputs, answer_bytes_max as usize, timeout).await) };
     let posted = match attempts[0].await_end(actor, "post a batch of calls", posting).await {
         Some(Ok(posted)) => posted,
         Some(Err(failure)) => return attempts[0].check_end(actor, Some(Err(failure))),
@@ -282,8 +291,8 @@ async fn await_all(actor: &mut Actor, mut posted: Vec<(Attempt, PendingCall)>) {
     }
 }
 
-/// Makes the same call to all nodes, or in a large cluster to some nodes from the caller's own on. The input holds the
-/// number of the first call, from which handlers derive the number of theirs.
+/// Calls all nodes with the same input; in a large cluster, some nodes from the caller's own on. The input holds the
+/// number of the first call, from which each handler derives the number of its call.
 async fn call_many(actor: &mut Actor) {
     let (request, timeout) = (random_request(actor), random_timeout(actor));
     let all = actor.harness.nodes();

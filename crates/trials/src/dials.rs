@@ -14,24 +14,24 @@ const NODES: u32 = 3;
 const FUNCTION: Function = Function(7);
 const LEASE: Duration = Duration::from_millis(2);
 /// Maximum time between the starts of two nodes.
-const SPREAD_NS: u64 = 20_000;
+const START_GAP_NS_MAX: u64 = 20_000;
 
-/// Nodes that join within [`SPREAD_NS`].
-struct Start {
+/// Nodes that join within [`START_GAP_NS_MAX`].
+struct StartingCluster {
     world: World,
     hosts: Vec<HostId>,
     nodes: Vec<Rc<Driven>>,
     joined: Rc<Cell<u32>>,
 }
 
-impl Start {
-    fn new(profile: &str, seed: u64) -> Start {
+impl StartingCluster {
+    fn new(profile: &str, seed: u64) -> StartingCluster {
         let profile = Profile::named(profile).expect("the profile is built in");
         // As in trials: dials time out after about two leases.
         let connect_timeout_ns = 2 * LEASE.as_nanos() as u64;
         let world = World::new(seed, Profile { connect_timeout_ns, ..profile });
         let hosts: Vec<HostId> = (0..NODES).map(|_| world.add_host()).collect();
-        let mut start = Start { world, hosts, nodes: Vec::new(), joined: Rc::default() };
+        let mut start = StartingCluster { world, hosts, nodes: Vec::new(), joined: Rc::default() };
         for node in 0..NODES {
             let birth =
                 Birth { host: start.hosts[node as usize], incarnation: 1, stream: format!("node {node}") };
@@ -46,7 +46,7 @@ impl Start {
     fn join(&self, node: u32) {
         let (world, host, driven) =
             (self.world.clone(), self.hosts[node as usize], self.nodes[node as usize].clone());
-        let delay = Duration::from_nanos(world.random(&format!("start of {node}")).below(SPREAD_NS));
+        let delay = Duration::from_nanos(world.random(&format!("start of {node}")).below(START_GAP_NS_MAX));
         let addresses: Vec<String> =
             (0..NODES).filter(|other| *other != node).map(|other| format!("node-{other}.1")).collect();
         let joined = self.joined.clone();
@@ -57,7 +57,7 @@ impl Start {
         });
     }
 
-    /// Runs until all nodes of `alive` have joined and hear each other, and then for a few more leases.
+    /// Runs until all nodes of `alive` have joined and can call each other, and then for a few more leases.
     fn run(&self, alive: &[u32]) {
         let connected: Rc<Cell<usize>> = Rc::default();
         for node in alive.iter().copied() {
@@ -117,7 +117,7 @@ const PROFILES: [&str; 3] = ["local", "local-torn", "rnic-100g"];
 #[test]
 fn nodes_that_start_together_form_one_cluster() {
     for profile in PROFILES {
-        (0..100).for_each(|seed| Start::new(profile, seed).run(&[0, 1, 2]));
+        (0..100).for_each(|seed| StartingCluster::new(profile, seed).run(&[0, 1, 2]));
     }
 }
 
@@ -125,16 +125,16 @@ fn nodes_that_start_together_form_one_cluster() {
 fn a_crash_during_dialling_delays_no_other_node() {
     for profile in PROFILES {
         for seed in 0..100 {
-            let start = Start::new(profile, seed);
-            let (world, dies) = (start.world.clone(), 1 + seed as u32 % 2);
-            let host = start.hosts[dies as usize];
-            let at = Duration::from_nanos(world.random("death").below(2 * SPREAD_NS));
+            let start = StartingCluster::new(profile, seed);
+            let (world, dying) = (start.world.clone(), 1 + seed as u32 % 2);
+            let host = start.hosts[dying as usize];
+            let at = Duration::from_nanos(world.random("death").below(2 * START_GAP_NS_MAX));
             let first = Some(start.hosts[0]);
             start.world.spawn(first, "a death", async move {
                 world.sleep(first, at).await;
                 world.crash(host);
             });
-            start.run(if dies == 1 { &[0, 2] } else { &[0, 1] });
+            start.run(if dying == 1 { &[0, 2] } else { &[0, 1] });
         }
     }
 }

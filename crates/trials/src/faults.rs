@@ -10,7 +10,7 @@ use crate::actor::pick;
 use crate::harness::Harness;
 use crate::peace;
 
-/// Injects faults until the trial ends. Each fault ends after a while.
+/// Injects faults until the trial ends. Each fault lasts for a while.
 pub(crate) async fn inject(harness: Rc<Harness>) {
     let faults = harness.plan.faults.clone();
     if faults.gap_us == 0 {
@@ -30,7 +30,7 @@ pub(crate) async fn inject(harness: Rc<Harness>) {
             return;
         }
         harness.world.sleep(None, gap).await;
-        if !harness.is_running() {
+        if !harness.sessions_continue() {
             return;
         }
         let kind = pick(&mut random, &faults.weights());
@@ -45,7 +45,7 @@ fn begin(harness: &Rc<Harness>, kind: usize, random: &mut Random) {
     // Some faults end before the peers declare the node dead; other faults end later.
     let duration_ns_max = lease_ns * u64::from(harness.plan.faults.long_percent) / 100;
     let duration = Duration::from_nanos(random.below(duration_ns_max.max(1)) + 1);
-    harness.judge.note_fault_until(harness.world.now_ns() + duration.as_nanos() as u64);
+    harness.judge.record_fault_until(harness.world.now_ns() + duration.as_nanos() as u64);
     let shared = harness.clone();
     match kind {
         0 if harness.is_up(node) => {
@@ -65,12 +65,12 @@ fn begin(harness: &Rc<Harness>, kind: usize, random: &mut Random) {
             let noise = random_noise(random);
             let links = links(harness, node, other);
             isolate(harness, &links);
-            change(harness, &links, duration, "noise", move |link| Link { ..noise(link) });
+            change_links(harness, &links, duration, "noise", move |link| Link { ..noise(link) });
         }
         6 => harness.world.set_drift_ppm(harness.host(node), random.below(400) as i64 - 200),
         7 if harness.is_up(node) => {
             harness.crash_host(node);
-            for node in harness.on_same_host(node) {
+            for node in harness.nodes_on_same_host(node) {
                 let shared = harness.clone();
                 spawn_fault(harness, "restart", async move { restart_after(&shared, node, duration).await });
             }
@@ -92,8 +92,8 @@ fn forget(harness: &Rc<Harness>, node: u32, peer: u32) {
         .flat_map(|other| [links(harness, node, other), links(harness, other, node)].concat())
         .collect();
     cut(harness, &all, 4 * lease);
-    harness.judge.note_fault_until(harness.world.now_ns() + (4 * lease).as_nanos() as u64);
-    let (shared, lives) = (harness.clone(), [harness.incarnation(node), harness.incarnation(peer)]);
+    harness.judge.record_fault_until(harness.world.now_ns() + (4 * lease).as_nanos() as u64);
+    let (shared, incarnations) = (harness.clone(), [harness.incarnation(node), harness.incarnation(peer)]);
     spawn_fault(harness, "forget", async move {
         let cut_ns = shared.world.now_ns();
         shared.world.sleep(None, 2 * lease).await;
@@ -102,12 +102,12 @@ fn forget(harness: &Rc<Harness>, node: u32, peer: u32) {
             return;
         }
         shared.world.sleep(None, lease / 2).await;
-        let are_unchanged = lives == [shared.incarnation(node), shared.incarnation(peer)]
+        let are_undisturbed = incarnations == [shared.incarnation(node), shared.incarnation(peer)]
             && shared.is_up_and_running(node)
             && shared.is_up_and_running(peer)
             && shared.last_change_ns() == cut_ns;
         let is_connected = shared.driven(peer).is_some_and(|peer| peer.is_connected_to(NodeId(node)));
-        shared.judge.expect(is_connected || !are_unchanged, || {
+        shared.judge.expect(is_connected || !are_undisturbed, || {
             format!(
                 "node {peer} lost its undisturbed connection to node {node} after others forgot that node"
             )
@@ -119,10 +119,10 @@ fn forget(harness: &Rc<Harness>, node: u32, peer: u32) {
 
 /// Returns the links from one node's host to another's; none within a host.
 fn links(harness: &Harness, from: u32, to: u32) -> Vec<(u32, u32)> {
-    let on_same_host = |node| harness.on_same_host(node).into_iter();
+    let neighbours = |node| harness.nodes_on_same_host(node).into_iter();
     match harness.world.share_a_host(harness.host(from), harness.host(to)) {
         true => Vec::new(),
-        false => on_same_host(from).flat_map(|from| on_same_host(to).map(move |to| (from, to))).collect(),
+        false => neighbours(from).flat_map(|from| neighbours(to).map(move |to| (from, to))).collect(),
     }
 }
 
@@ -135,13 +135,13 @@ fn isolate(harness: &Harness, links: &[(u32, u32)]) {
 
 fn cut(harness: &Rc<Harness>, links: &[(u32, u32)], duration: Duration) {
     isolate(harness, links);
-    change(harness, links, duration, "partition", Link::down);
+    change_links(harness, links, duration, "partition", Link::down);
 }
 
 /// Cuts links after `delay`, for a while.
 pub(crate) fn cut_later(harness: &Rc<Harness>, links: Vec<(u32, u32)>, delay: Duration, duration: Duration) {
     let shared = harness.clone();
-    harness.judge.note_fault_until(harness.world.now_ns() + (delay + duration).as_nanos() as u64);
+    harness.judge.record_fault_until(harness.world.now_ns() + (delay + duration).as_nanos() as u64);
     spawn_fault(harness, "cut", async move {
         shared.world.sleep(None, delay).await;
         cut(&shared, &links, duration);
@@ -149,24 +149,24 @@ pub(crate) fn cut_later(harness: &Rc<Harness>, links: Vec<(u32, u32)>, delay: Du
 }
 
 /// Changes links for a while.
-fn change(
+fn change_links(
     harness: &Rc<Harness>,
     links: &[(u32, u32)],
     duration: Duration,
     name: &str,
-    what: impl Fn(Link) -> Link + 'static,
+    change: impl Fn(Link) -> Link + 'static,
 ) {
     let shared = harness.clone();
     let links: Vec<_> = links.iter().map(|(from, to)| (harness.host(*from), harness.host(*to))).collect();
     spawn_fault(harness, name, async move {
         let world = &shared.world;
         let before: Vec<Link> = links.iter().map(|(from, to)| world.link(*from, *to)).collect();
-        // Does nothing if another fault has already changed them.
+        // Another fault may have changed these links already.
         if before.iter().any(|link| !link.up || link.loss_ppm > 0) {
             return;
         }
         for ((from, to), link) in links.iter().zip(&before) {
-            shared.change_link(*from, *to, what(*link));
+            shared.change_link(*from, *to, change(*link));
         }
         world.sleep(None, duration).await;
         for (from, to) in links {

@@ -13,7 +13,7 @@ use halite_sim::{Fence, HostId, Link, Profile, SimFabric, TaskId, World};
 use crate::actor;
 use crate::barriers::Barriers;
 use crate::calls::Calls;
-use crate::cancel::before;
+use crate::futures::before;
 use crate::hosted::Birth;
 use crate::judge::Judge;
 use crate::kv::Kv;
@@ -56,8 +56,8 @@ pub(crate) struct Harness {
     pub(crate) adapters_cut_off: bool,
     /// Profiles of the networks between nodes.
     profiles: Vec<Profile>,
-    slots: Vec<NodeSlot>,
-    any_isolated: Cell<bool>,
+    node_states: Vec<NodeState>,
+    was_any_isolated: Cell<bool>,
     faults: RefCell<Vec<TaskId>>,
     /// Time of the last change of a node or link.
     last_change_ns: Cell<u64>,
@@ -67,26 +67,26 @@ pub(crate) struct Harness {
     joining: RefCell<VecDeque<u64>>,
     join_turns: Cell<u64>,
     /// True once all nodes have joined; work begins then.
-    started: Cell<bool>,
+    has_started: Cell<bool>,
     /// True once sessions must end.
-    stopping: Cell<bool>,
+    is_stopping: Cell<bool>,
     /// Number of sessions at work.
-    working: Cell<usize>,
+    working_count: Cell<usize>,
 }
 
 /// State of a node across its incarnations.
-struct NodeSlot {
+struct NodeState {
     host: HostId,
     incarnations: Cell<u32>,
     node: RefCell<Option<Rc<Driven>>>,
     /// True if the node has joined, and has neither crashed nor begun to leave.
-    up: Cell<bool>,
+    is_up: Cell<bool>,
     /// True if the node was stopped or cut off in this incarnation, so that peers may have declared it dead.
-    isolated: Cell<bool>,
+    is_isolated: Cell<bool>,
     /// True if the node was ended, and will be started again.
-    down: Cell<bool>,
+    is_down: Cell<bool>,
     /// True if the node was stopped, and will be resumed.
-    stopped: Cell<bool>,
+    is_stopped: Cell<bool>,
     /// Time until which peers may lack heartbeats of the stopped node.
     silent_until_ns: Cell<u64>,
 }
@@ -94,17 +94,17 @@ struct NodeSlot {
 impl Harness {
     pub(crate) fn new(world: World, plan: Plan) -> Rc<Harness> {
         let hosts = add_hosts(&world, &plan);
-        let slot = |host: &HostId| NodeSlot {
+        let node_state = |host: &HostId| NodeState {
             host: *host,
             incarnations: Cell::new(0),
             node: RefCell::default(),
-            up: Cell::new(false),
-            isolated: Cell::new(false),
-            down: Cell::new(false),
-            stopped: Cell::new(false),
+            is_up: Cell::new(false),
+            is_isolated: Cell::new(false),
+            is_down: Cell::new(false),
+            is_stopped: Cell::new(false),
             silent_until_ns: Cell::new(0),
         };
-        let slots = hosts.iter().map(slot).collect();
+        let node_states = hosts.iter().map(node_state).collect();
         let mut profiles: Vec<Profile> = hosts.iter().map(|host| world.profile(hosts[0], *host)).collect();
         profiles.dedup();
         Rc::new(Harness {
@@ -124,16 +124,16 @@ impl Harness {
                 && !plan.faults.break_links(),
             adapters_cut_off: profiles.iter().all(Profile::is_adapter),
             profiles,
-            slots,
-            any_isolated: Cell::new(false),
+            node_states,
+            was_any_isolated: Cell::new(false),
             faults: RefCell::default(),
             last_change_ns: Cell::new(0),
             changed_links: RefCell::default(),
             joining: RefCell::default(),
             join_turns: Cell::new(0),
-            started: Cell::new(false),
-            stopping: Cell::new(false),
-            working: Cell::new(0),
+            has_started: Cell::new(false),
+            is_stopping: Cell::new(false),
+            working_count: Cell::new(0),
             world,
             plan,
         })
@@ -143,48 +143,52 @@ impl Harness {
         self.plan.nodes
     }
 
+    fn state(&self, node: u32) -> &NodeState {
+        &self.node_states[node as usize]
+    }
+
     pub(crate) fn host(&self, node: u32) -> HostId {
-        self.slots[node as usize].host
+        self.state(node).host
     }
 
     /// Returns all nodes on the host of a node.
-    pub(crate) fn on_same_host(&self, node: u32) -> Vec<u32> {
+    pub(crate) fn nodes_on_same_host(&self, node: u32) -> Vec<u32> {
         let host = self.host(node);
         (0..self.nodes()).filter(|other| self.world.share_a_host(host, self.host(*other))).collect()
     }
 
     /// Returns the number of the node's incarnations so far.
     pub(crate) fn incarnation(&self, node: u32) -> u32 {
-        self.slots[node as usize].incarnations.get()
+        self.state(node).incarnations.get()
     }
 
     /// Returns true if the node's process exists, stopped or not.
     pub(crate) fn has_process(&self, node: u32) -> bool {
-        !self.world.has_crashed(self.slots[node as usize].host)
+        !self.world.has_crashed(self.state(node).host)
     }
 
     pub(crate) fn is_up(&self, node: u32) -> bool {
-        self.slots[node as usize].up.get()
+        self.state(node).is_up.get()
     }
 
     /// Records that peers may declare the node dead although it is alive.
     pub(crate) fn isolate(&self, node: u32) {
-        self.judge.note_fault();
-        self.slots[node as usize].isolated.set(true);
-        self.any_isolated.set(true);
+        self.judge.record_fault();
+        self.state(node).is_isolated.set(true);
+        self.was_any_isolated.set(true);
     }
 
     /// Returns true if a node may have declared a living one dead.
     pub(crate) fn was_any_node_isolated(&self) -> bool {
-        self.any_isolated.get()
+        self.was_any_isolated.get()
     }
 
     pub(crate) fn was_isolated(&self, node: u32) -> bool {
-        self.slots[node as usize].isolated.get()
+        self.state(node).is_isolated.get()
     }
 
     /// Returns true if kernels report the end of a process, so that nodes learn of it at once, not only by its silence.
-    pub(crate) fn reports_deaths(&self) -> bool {
+    pub(crate) fn kernels_report_deaths(&self) -> bool {
         !self.profiles.iter().any(Profile::is_adapter)
     }
 
@@ -196,7 +200,7 @@ impl Harness {
     /// Returns true if there was no fault so far. Noise on a link counts as a fault, because it may end a connection
     /// for good.
     pub(crate) fn is_fault_free(&self) -> bool {
-        self.judge.is_calm() && self.judge.faults_until_ns() == 0
+        !self.judge.had_fault() && self.judge.faults_until_ns() == 0
     }
 
     /// Returns true if there was no fault since `begin_ns`, and no consequence of an earlier one can still follow.
@@ -210,24 +214,36 @@ impl Harness {
         CONSEQUENCE_LEASES * self.plan.lease().as_nanos() as u64
     }
 
+    /// Returns the region names of the scenes of one kind: one per session, or none if the plan gives the kind no
+    /// weight.
+    pub(crate) fn scene_names(
+        &self,
+        weight: u32,
+        name: fn(u32, u32) -> String,
+    ) -> impl Iterator<Item = String> + use<> {
+        let nodes = if weight > 0 { self.nodes() } else { 0 };
+        let sessions = self.plan.sessions;
+        (0..nodes).flat_map(move |node| (0..sessions).map(move |session| name(node, session)))
+    }
+
     pub(crate) fn driven(&self, node: u32) -> Option<Rc<Driven>> {
-        self.slots[node as usize].node.borrow().clone()
+        self.state(node).node.borrow().clone()
     }
 
     // Start and end of nodes.
 
     /// Starts a node, which joins and then starts its sessions.
     pub(crate) fn start(self: &Rc<Harness>, node: u32) {
-        let slot = &self.slots[node as usize];
-        slot.incarnations.set(slot.incarnations.get() + 1);
-        slot.isolated.set(false);
-        slot.down.set(false);
-        let (harness, host) = (self.clone(), slot.host);
+        let state = self.state(node);
+        state.incarnations.set(state.incarnations.get() + 1);
+        state.is_isolated.set(false);
+        state.is_down.set(false);
+        let (harness, host) = (self.clone(), state.host);
         let boot = async move {
             if let Err(error) = harness.boot(node).await {
                 harness
                     .judge
-                    .expect(!harness.judge.is_calm(), || format!("node {node} could not join: {error}"));
+                    .expect(harness.judge.had_fault(), || format!("node {node} could not join: {error}"));
                 harness.restart_after_failed_join(node);
             }
         };
@@ -253,11 +269,11 @@ impl Harness {
         match joined {
             Some(joined) => joined?,
             None => {
-                self.judge.violated(format!("node {node} has neither joined nor failed to join"));
+                self.judge.report_violation(format!("node {node} has neither joined nor failed to join"));
                 return Ok(());
             }
         }
-        self.slots[node as usize].up.set(true);
+        self.state(node).is_up.set(true);
         self.record_change();
         actor::start_all(self, node, &driven);
         Ok(())
@@ -279,12 +295,13 @@ impl Harness {
     }
 
     fn create_node(self: &Rc<Harness>, node: u32) -> Result<(Rc<Driven>, Config, Arc<SimFabric>), JoinError> {
-        let slot = &self.slots[node as usize];
-        let incarnation = slot.incarnations.get();
-        let birth = Birth { host: slot.host, incarnation, stream: format!("node {node} life {incarnation}") };
+        let state = self.state(node);
+        let incarnation = state.incarnations.get();
+        let birth =
+            Birth { host: state.host, incarnation, stream: format!("node {node} life {incarnation}") };
         let config = self.config(node);
         let (driven, fabric) = birth.of(&self.world, &config)?;
-        *slot.node.borrow_mut() = Some(driven.clone());
+        *state.node.borrow_mut() = Some(driven.clone());
         Ok((driven, config, fabric))
     }
 
@@ -320,27 +337,27 @@ impl Harness {
     /// Crashes a host with all its nodes.
     pub(crate) fn crash_host(&self, node: u32) {
         self.world.crash_whole_host(self.host(node));
-        self.on_same_host(node).into_iter().for_each(|node| self.end_incarnation(node));
+        self.nodes_on_same_host(node).into_iter().for_each(|node| self.end_incarnation(node));
     }
 
     fn end_incarnation(&self, node: u32) {
-        self.judge.note_fault();
+        self.judge.record_fault();
         self.record_change();
-        let slot = &self.slots[node as usize];
-        slot.up.set(false);
-        slot.down.set(true);
+        let state = self.state(node);
+        state.is_up.set(false);
+        state.is_down.set(true);
         // Dropping the last reference frees the node's memory.
-        drop(slot.node.borrow_mut().take());
+        drop(state.node.borrow_mut().take());
     }
 
     /// Lets a node leave; returns when it is down.
     pub(crate) async fn leave(&self, node: u32) {
-        self.judge.note_fault();
-        let slot = &self.slots[node as usize];
-        slot.up.set(false);
+        self.judge.record_fault();
+        let state = self.state(node);
+        state.is_up.set(false);
         let Some(driven) = self.driven(node) else { return };
         driven.begin_to_leave();
-        let host = slot.host;
+        let host = state.host;
         while self.driven(node).is_some_and(|now| Rc::ptr_eq(&now, &driven)) {
             if driven.step() == Step::Left {
                 break;
@@ -353,7 +370,7 @@ impl Harness {
 
     /// Starts a node that is down, unless another fault has already done so.
     pub(crate) fn restart(self: &Rc<Harness>, node: u32) {
-        if !self.slots[node as usize].down.get() {
+        if !self.state(node).is_down.get() {
             return;
         }
         self.world.restart(self.host(node));
@@ -362,30 +379,30 @@ impl Harness {
 
     /// Stops a node for a while.
     pub(crate) async fn stop(&self, node: u32, duration: Duration) {
-        let (slot, incarnation) = (&self.slots[node as usize], self.incarnation(node));
+        let (state, incarnation) = (self.state(node), self.incarnation(node));
         let (now_ns, duration_ns, lease_ns) =
             (self.world.now_ns(), duration.as_nanos() as u64, self.plan.lease().as_nanos() as u64);
         // A node sends four times per lease, so a short stop remains undetected, unless another one preceded it.
-        match duration_ns < lease_ns / 2 && slot.silent_until_ns.get() <= now_ns {
-            true => self.judge.note_fault(),
+        match duration_ns < lease_ns / 2 && state.silent_until_ns.get() <= now_ns {
+            true => self.judge.record_fault(),
             false => self.isolate(node),
         }
-        self.barriers.borrow_mut().extend_doubt(now_ns, duration_ns);
-        slot.silent_until_ns.set(slot.silent_until_ns.get().max(now_ns + duration_ns + lease_ns));
-        slot.stopped.set(true);
+        self.barriers.borrow_mut().extend_uncertainty(now_ns, duration_ns);
+        state.silent_until_ns.set(state.silent_until_ns.get().max(now_ns + duration_ns + lease_ns));
+        state.is_stopped.set(true);
         self.record_change();
-        self.world.pause(slot.host);
+        self.world.pause(state.host);
         self.world.sleep(None, duration).await;
-        slot.stopped.set(false);
+        state.is_stopped.set(false);
         self.record_change();
         if self.incarnation(node) == incarnation {
-            self.world.resume(slot.host);
+            self.world.resume(state.host);
         }
     }
 
     /// Returns true if a node may have been stopped since `begin_ns`.
     pub(crate) fn may_have_been_stopped_since(&self, node: u32, begin_ns: u64) -> bool {
-        self.slots[node as usize].silent_until_ns.get() > begin_ns
+        self.state(node).silent_until_ns.get() > begin_ns
     }
 
     /// Changes a link until [`Harness::restore_link`].
@@ -417,8 +434,8 @@ impl Harness {
 
     /// Returns true if a node has joined and is not stopped.
     pub(crate) fn is_up_and_running(&self, node: u32) -> bool {
-        let slot = &self.slots[node as usize];
-        slot.up.get() && !slot.stopped.get() && self.world.is_running(slot.host)
+        let state = self.state(node);
+        state.is_up.get() && !state.is_stopped.get() && self.world.is_running(state.host)
     }
 
     /// Registers a fault, which lasts as long as this task.
@@ -440,9 +457,9 @@ impl Harness {
     /// Restarts nodes that their peers have killed because they did not answer.
     pub(crate) fn restart_killed_nodes(self: &Rc<Harness>) {
         for node in 0..self.nodes() {
-            let slot = &self.slots[node as usize];
-            let is_expected = slot.down.get() || slot.stopped.get();
-            if !is_expected && slot.incarnations.get() > 0 && !self.world.is_running(slot.host) {
+            let state = self.state(node);
+            let is_expected = state.is_down.get() || state.is_stopped.get();
+            if !is_expected && state.incarnations.get() > 0 && !self.world.is_running(state.host) {
                 self.crash(node);
                 self.restart(node);
             }
@@ -452,39 +469,39 @@ impl Harness {
     /// Ends the world and frees all memory.
     pub(crate) fn end(&self) {
         self.world.end();
-        self.slots.iter().for_each(|slot| drop(slot.node.borrow_mut().take()));
+        self.node_states.iter().for_each(|state| drop(state.node.borrow_mut().take()));
     }
 
     // Work.
 
     /// Waits until all nodes have joined and work begins.
     pub(crate) async fn wait_for_start(&self) {
-        while !self.started.get() && self.judge.is_ok() {
+        while !self.has_started.get() && self.judge.is_ok() {
             self.world.sleep(None, Duration::from_micros(5)).await;
         }
     }
 
     pub(crate) fn start_work(&self) {
-        self.started.set(true);
+        self.has_started.set(true);
     }
 
     /// Makes sessions end and start no more operations.
     pub(crate) fn stop_work(&self) {
-        self.stopping.set(true);
+        self.is_stopping.set(true);
     }
 
-    /// Returns true if sessions continue.
-    pub(crate) fn is_running(&self) -> bool {
-        !self.stopping.get() && self.judge.is_ok()
+    /// Returns true if sessions continue to start operations.
+    pub(crate) fn sessions_continue(&self) -> bool {
+        !self.is_stopping.get() && self.judge.is_ok()
     }
 
     pub(crate) fn working_sessions(&self) -> usize {
-        self.working.get()
+        self.working_count.get()
     }
 
     /// Counts a session as working until the result is dropped.
     pub(crate) fn count_working(self: &Rc<Harness>) -> Working {
-        self.working.set(self.working.get() + 1);
+        self.working_count.set(self.working_count.get() + 1);
         Working(self.clone())
     }
 }
@@ -505,7 +522,7 @@ pub(crate) struct Working(Rc<Harness>);
 
 impl Drop for Working {
     fn drop(&mut self) {
-        self.0.working.set(self.0.working.get() - 1);
+        self.0.working_count.set(self.0.working_count.get() - 1);
     }
 }
 

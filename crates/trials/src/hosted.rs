@@ -7,7 +7,7 @@ use halite::{Config, Driven, Env, JoinError, NodeId, Step};
 use halite_fabric::Fabric;
 use halite_sim::{HostClock, HostId, Random, SimFabric, World};
 
-use crate::cancel::before;
+use crate::futures::before;
 
 /// Start time of all worlds, in ns since 1970, in the year 2023.
 const BEGIN_SINCE_1970_NS: u64 = 1_700_000_000_000_000_000;

@@ -18,12 +18,12 @@ const MEMBERS: u32 = 5;
 const FUNCTION: Function = Function(7);
 const PORT: Port = Port(7);
 const LEASE: Duration = Duration::from_millis(20);
-/// Maximum time until a dial to an unreachable node fails.
-const DIAL: Duration = Duration::from_millis(8);
-/// Time that is far longer than a join, and far shorter than a failed dial.
-const SOON: Duration = Duration::from_millis(1);
+/// Time after which a dial to an unreachable node fails.
+const DIAL_TIMEOUT: Duration = Duration::from_millis(8);
+/// Time far longer than a join, and far shorter than a failed dial.
+const SHORT: Duration = Duration::from_millis(1);
 /// Latency of a distant member.
-const FAR: Duration = Duration::from_millis(2);
+const FAR_LATENCY: Duration = Duration::from_millis(2);
 
 /// Five members, each with a region, and a host for a sixth node.
 struct Cluster {
@@ -35,9 +35,9 @@ struct Cluster {
 impl Cluster {
     fn new() -> Cluster {
         let profile = Profile::named("rnic-100g").expect("the profile is built in");
-        let connect_timeout_ns = DIAL.as_nanos() as u64;
+        let connect_timeout_ns = DIAL_TIMEOUT.as_nanos() as u64;
         // Longer than any acknowledgement of a distant member takes.
-        let retransmit_ns = 3 * FAR.as_nanos() as u64;
+        let retransmit_ns = 3 * FAR_LATENCY.as_nanos() as u64;
         let world = World::new(1, Profile { connect_timeout_ns, retransmit_ns, ..profile });
         let hosts: Vec<HostId> = (0..=MEMBERS).map(|_| world.add_host()).collect();
         let mut cluster = Cluster { world, hosts, nodes: Vec::new() };
@@ -125,11 +125,14 @@ async fn read(node: &Driven, other: u32) -> Result<Vec<u8>, RegionCause> {
 
 #[test]
 fn unreachable_members_delay_only_operations_that_need_them() {
-    let whole = Cluster::new().join();
+    let undisturbed = Cluster::new().join();
     let mut cluster = Cluster::new();
     cluster.cut_off(&[2, 3, 4]);
-    let torn = cluster.join();
-    assert!(torn <= whole && whole < SOON, "{torn:?} where three are lost, {whole:?} where none is");
+    let partitioned = cluster.join();
+    assert!(
+        partitioned <= undisturbed && undisturbed < SHORT,
+        "{partitioned:?} where three are lost, {undisturbed:?} where none is"
+    );
 
     let (world, joined) = (cluster.world.clone(), cluster.nodes[MEMBERS as usize].clone());
     cluster.run_case(MEMBERS, async move {
@@ -138,7 +141,7 @@ fn unreachable_members_delay_only_operations_that_need_them() {
             assert_eq!(read(&joined, other).await, Ok(format!("of {other}").into_bytes()));
             assert_eq!(call(&joined, other).await.cause, CallCause::UnknownFunction);
         }
-        assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64);
+        assert!(world.now_ns() - began_ns < SHORT.as_nanos() as u64);
     });
 }
 
@@ -153,7 +156,7 @@ fn access_to_an_unreachable_member_fails_with_its_dial() {
         let called = call(&joined, 2).await;
         assert_eq!((called.cause, called.may_have_run), (CallCause::NotMet, false), "it may well live");
         let waited = Duration::from_nanos(world.now_ns() - began_ns);
-        assert!(waited >= DIAL && waited < LEASE, "{waited:?}");
+        assert!(waited >= DIAL_TIMEOUT && waited < LEASE, "{waited:?}");
         // All of them are known to be unreachable by now.
         let began_ns = world.now_ns();
         assert_eq!(read(&joined, 3).await, Err(RegionCause::NotMet(NodeId(3))));
@@ -164,7 +167,7 @@ fn access_to_an_unreachable_member_fails_with_its_dial() {
         for error in [sent, tried].map(|sent| sent.expect_err("node 4 is unreachable")) {
             assert_eq!((error.cause, error.may_have_arrived), (SendCause::NotMet, false));
         }
-        assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64);
+        assert!(world.now_ns() - began_ns < SHORT.as_nanos() as u64);
     });
 }
 
@@ -184,7 +187,7 @@ fn posts_before_a_poll_complete_at_once() {
         assert!(poll_once(reading.as_mut()).is_pending());
         session.progress();
         reading.await.expect("the region exists");
-        assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64 / 10);
+        assert!(world.now_ns() - began_ns < SHORT.as_nanos() as u64 / 10);
     });
 }
 
@@ -210,11 +213,11 @@ fn a_distant_member_delays_only_operations_that_need_it() {
         let mut cluster = Cluster::new();
         let (here, there) = (cluster.hosts[MEMBERS as usize], cluster.hosts[4]);
         for (from, to) in [(here, there), (there, here)] {
-            let latency_ns = FAR.as_nanos() as u64;
+            let latency_ns = FAR_LATENCY.as_nanos() as u64;
             let link = cluster.world.link(from, to);
             cluster.world.set_link(from, to, halite_sim::Link { latency_ns, ..link });
         }
-        assert!(cluster.join() < SOON);
+        assert!(cluster.join() < SHORT);
         assert!(
             !cluster.nodes[MEMBERS as usize].is_connected_to(NodeId(4)),
             "the node is connected before the answer arrived"
@@ -231,7 +234,7 @@ fn a_distant_member_delays_only_operations_that_need_it() {
                 }
                 false => {
                     assert_eq!(read(&joined, 3).await, Ok(b"of 3".to_vec()));
-                    assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64);
+                    assert!(world.now_ns() - began_ns < SHORT.as_nanos() as u64);
                 }
             }
         });

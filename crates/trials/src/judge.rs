@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use halite::RegionCause;
+use halite::{AccessCause, RegionCause};
 use halite_sim::World;
 use serde::Serialize;
 
@@ -31,6 +31,12 @@ pub(crate) enum End {
 
 /// Returns true if a fault may cause this error.
 pub(crate) fn may_follow_fault(cause: &RegionCause) -> bool {
+    reports_unreachable_node(cause)
+        || matches!(cause, RegionCause::NotFound | RegionCause::Lost(_) | RegionCause::Stale)
+}
+
+/// Returns true if the error reports an unreachable node.
+pub(crate) fn reports_unreachable_node(cause: &RegionCause) -> bool {
     matches!(
         cause,
         RegionCause::PeerDown(_)
@@ -40,9 +46,14 @@ pub(crate) fn may_follow_fault(cause: &RegionCause) -> bool {
             | RegionCause::DirectoryUnreachable { .. }
             | RegionCause::UnknownNode(_)
             | RegionCause::NoMemoryNode
-            | RegionCause::NotFound
-            | RegionCause::Lost(_)
-            | RegionCause::Stale
+    )
+}
+
+/// Returns true if a fault may cause this error of an access.
+pub(crate) fn access_may_follow_fault(cause: &AccessCause) -> bool {
+    matches!(
+        cause,
+        AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed(_)
     )
 }
 
@@ -68,7 +79,7 @@ impl Judge {
         }
     }
 
-    pub(crate) fn violated(&self, what: String) {
+    pub(crate) fn report_violation(&self, what: String) {
         if self.is_ok() {
             *self.violation.borrow_mut() = Some(what.clone());
             self.world.note(None, format_args!("VIOLATION: {what}"));
@@ -78,7 +89,7 @@ impl Judge {
     /// Records a violation if `condition` is false.
     pub(crate) fn expect(&self, condition: bool, otherwise: impl FnOnce() -> String) {
         if !condition {
-            self.violated(otherwise());
+            self.report_violation(otherwise());
         }
     }
 
@@ -91,12 +102,12 @@ impl Judge {
     }
 
     /// Records a fault that explains errors about unreachable nodes from now on.
-    pub(crate) fn note_fault(&self) {
+    pub(crate) fn record_fault(&self) {
         self.had_fault.set(true);
     }
 
     /// Records that a fault lasts until `until_ns`.
-    pub(crate) fn note_fault_until(&self, until_ns: u64) {
+    pub(crate) fn record_fault_until(&self, until_ns: u64) {
         self.faults_until_ns.set(self.faults_until_ns.get().max(until_ns));
     }
 
@@ -104,12 +115,12 @@ impl Judge {
         self.faults_until_ns.get()
     }
 
-    /// Returns true if no fault that may explain an error has happened so far.
-    pub(crate) fn is_calm(&self) -> bool {
-        !self.had_fault.get()
+    /// Returns true if a fault that may explain an error has happened.
+    pub(crate) fn had_fault(&self) -> bool {
+        self.had_fault.get()
     }
 
-    pub(crate) fn count(&self, operation: &'static str, end: End, took_ns: u64) {
+    pub(crate) fn record_result(&self, operation: &'static str, end: End, took_ns: u64) {
         let mut tallies = self.tallies.borrow_mut();
         let tally = tallies.entry(operation).or_default();
         match end {

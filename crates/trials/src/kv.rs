@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::{AccessCause, CallCause, Driven, Function, NodeId, Permissions};
+use halite::{CallCause, Driven, Function, NodeId, Permissions};
 use halite_apps::kv::{Expires, KvError, Only, Owner, SetOptions, Store, When};
 use halite_sim::HostId;
 
 use crate::actor::{Actor, pick};
 use crate::harness::{Harness, PRINCIPALS};
-use crate::judge::may_follow_fault;
+use crate::judge::{access_may_follow_fault, may_follow_fault};
 use history::{History, Operation};
 use values::{ENTRY_BYTES, Value};
 
@@ -46,14 +46,14 @@ struct StoreState {
     name: String,
     /// Histories of all keys so far.
     histories: Vec<History>,
-    /// The keys in use.
+    /// Indices in `histories` of the keys in use.
     used: [usize; KEYS],
 }
 
 /// The stores that a session has opened.
 #[derive(Default)]
-pub(crate) struct Holdings {
-    open: BTreeMap<usize, Store>,
+pub(crate) struct OpenStores {
+    stores: BTreeMap<usize, Store>,
 }
 
 /// A key: the indices of a store and of a history.
@@ -64,18 +64,20 @@ struct Key {
 }
 
 impl Key {
-    fn text(self) -> Vec<u8> {
+    fn bytes(self) -> Vec<u8> {
         format!("key {}", self.number).into_bytes()
     }
 }
 
 /// Checks the histories of all keys, after all sessions have ended.
-pub(crate) fn judge(harness: &Harness) {
+pub(crate) fn check(harness: &Harness) {
     for (store, served) in harness.kv.borrow().stores.iter().enumerate() {
         for (number, history) in served.histories.iter().enumerate() {
             if !history.has_order() {
-                let done = history.text();
-                harness.judge.violated(format!("key {number} of store {store}: no order explains {done}"));
+                let done = history.describe();
+                harness
+                    .judge
+                    .report_violation(format!("key {number} of store {store}: no order explains {done}"));
             }
         }
     }
@@ -88,7 +90,7 @@ pub(crate) fn is_name(name: &str) -> bool {
 
 /// Starts a store on a node that has just joined, if the plan uses stores.
 pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
-    if harness.plan.work.kv == 0 || !harness.is_running() {
+    if harness.plan.work.kv == 0 || !harness.sessions_continue() {
         return;
     }
     let session = driven.session_of(PRINCIPALS[0]).expect("the principal's name is valid");
@@ -123,7 +125,7 @@ async fn run_store(
         let run = owner.run(move || clock.now_ns() / 1000).await;
         is_over.set(true);
         if let Err(error) = run {
-            let is_explained = fault_explains(&shared, &error) || !shared.is_running();
+            let is_explained = fault_explains(&shared, &error) || !shared.sessions_continue();
             shared.judge.expect(is_explained, || format!("the owner of node {node} ended: {error}"));
         }
     });
@@ -139,7 +141,7 @@ async fn run_store(
         let number = kv.stores.len() - 1;
         kv.current.insert(node, number);
     }
-    while harness.is_running() || harness.working_sessions() > 0 {
+    while harness.sessions_continue() || harness.working_sessions() > 0 {
         harness.world.sleep(Some(host), CHECK_INTERVAL).await;
     }
     stopper.stop();
@@ -153,10 +155,10 @@ async fn run_store(
     Ok(())
 }
 
-pub(crate) async fn act(actor: &mut Actor) {
+pub(crate) async fn run_operation(actor: &mut Actor) {
     let node = actor.random.below(actor.harness.nodes().into()) as u32;
     let Some(store) = actor.harness.kv.borrow().current.get(&node).copied() else { return };
-    if !actor.kv.open.contains_key(&store) {
+    if !actor.kv.stores.contains_key(&store) {
         return open(actor, store).await;
     }
     let key = choose_key(actor, store);
@@ -173,14 +175,14 @@ pub(crate) async fn act(actor: &mut Actor) {
 
 /// Chooses a key of a store. Replaces a key whose history is too long to be checked.
 fn choose_key(actor: &mut Actor, store: usize) -> Key {
-    let place = actor.random.index(KEYS);
+    let slot = actor.random.index(KEYS);
     let mut kv = actor.harness.kv.borrow_mut();
     let served = &mut kv.stores[store];
-    if served.histories[served.used[place]].is_full() {
+    if served.histories[served.used[slot]].is_full() {
         served.histories.push(History::default());
-        served.used[place] = served.histories.len() - 1;
+        served.used[slot] = served.histories.len() - 1;
     }
-    Key { store, number: served.used[place] }
+    Key { store, number: served.used[slot] }
 }
 
 async fn open(actor: &mut Actor, store: usize) {
@@ -188,7 +190,7 @@ async fn open(actor: &mut Actor, store: usize) {
     let name = actor.harness.kv.borrow().stores[store].name.clone();
     match actor.attempt("open a store", Store::open(&session, &name)).await {
         Some(Ok(opened)) => {
-            actor.kv.open.insert(store, opened.with_timeout(TIMEOUT));
+            actor.kv.stores.insert(store, opened.with_timeout(TIMEOUT));
         }
         Some(Err(error)) => {
             actor.expect_reason(fault_explains(&actor.harness, &error), begin_ns, &error);
@@ -203,15 +205,7 @@ fn fault_explains(harness: &Harness, error: &KvError) -> bool {
         KvError::Full => return true,
         KvError::Ended | KvError::NoDirectory => true,
         KvError::Region(error) => may_follow_fault(error.cause()),
-        KvError::Access(error) => {
-            matches!(
-                error.cause,
-                AccessCause::Stale
-                    | AccessCause::PeerDown(_)
-                    | AccessCause::LinkLost(_)
-                    | AccessCause::NodeClosed(_)
-            )
-        }
+        KvError::Access(error) => access_may_follow_fault(&error.cause),
         KvError::Call(error) => matches!(
             error.cause,
             CallCause::PeerDown
@@ -237,10 +231,10 @@ fn may_have_run(error: &KvError) -> bool {
     }
 }
 
-/// An operation in progress: its key, its place in the history, and its start.
+/// An operation in progress: its key, its index in the history, and its start.
 struct Pending {
     key: Key,
-    place: usize,
+    index: usize,
     begin_ns: u64,
 }
 
@@ -249,33 +243,33 @@ fn with_history<T>(actor: &Actor, key: Key, f: impl FnOnce(&mut History) -> T) -
 }
 
 fn begin(actor: &Actor, key: Key, operation: Operation) -> Pending {
-    actor.note(format_args!("concerns key {} of store {}: {operation:?}", key.number, key.store));
+    actor.trace(format_args!("concerns key {} of store {}: {operation:?}", key.number, key.store));
     let begin_ns = actor.now_ns();
-    let place = with_history(actor, key, |history| history.begin(begin_ns, operation));
-    Pending { key, place, begin_ns }
+    let index = with_history(actor, key, |history| history.begin(begin_ns, operation));
+    Pending { key, index, begin_ns }
 }
 
 impl Pending {
-    /// Records the end of an operation; `known` completes it with its result.
+    /// Records the end of an operation; `complete` adds the result to it.
     fn end<T>(
         self,
         actor: &mut Actor,
         result: Option<Result<T, KvError>>,
-        known: impl FnOnce(T) -> Operation,
+        complete: impl FnOnce(T) -> Operation,
     ) {
-        let Pending { key, place, begin_ns } = self;
+        let Pending { key, index, begin_ns } = self;
         match result {
             Some(Ok(result)) => {
-                let (operation, end_ns) = (known(result), actor.now_ns());
-                actor.note(format_args!("has done {operation:?}"));
-                with_history(actor, key, |history| history.end(place, end_ns, operation));
+                let (operation, end_ns) = (complete(result), actor.now_ns());
+                actor.trace(format_args!("has done {operation:?}"));
+                with_history(actor, key, |history| history.end(index, end_ns, operation));
             }
             Some(Err(error)) => {
                 if !may_have_run(&error) {
-                    with_history(actor, key, |history| history.forget(place));
+                    with_history(actor, key, |history| history.forget(index));
                 }
                 actor.expect_reason(fault_explains(&actor.harness, &error), begin_ns, &error);
-                actor.kv.open.remove(&key.store);
+                actor.kv.stores.remove(&key.store);
             }
             None => {}
         }
@@ -284,15 +278,15 @@ impl Pending {
 
 /// Takes the open store, which [`put_store`] puts back.
 fn take_store(actor: &mut Actor, key: Key) -> Store {
-    actor.kv.open.remove(&key.store).expect("the store is open")
+    actor.kv.stores.remove(&key.store).expect("the store is open")
 }
 
 fn put_store(actor: &mut Actor, key: Key, store: Store) {
-    actor.kv.open.insert(key.store, store);
+    actor.kv.stores.insert(key.store, store);
 }
 
 async fn get(actor: &mut Actor, key: Key) {
-    let (mut store, text) = (take_store(actor, key), key.text());
+    let (mut store, text) = (take_store(actor, key), key.bytes());
     let pending = begin(actor, key, Operation::Nothing);
     let result = actor.attempt("get a key", store.get(&text)).await;
     put_store(actor, key, store);
@@ -328,7 +322,7 @@ fn new_token(actor: &Actor) -> u64 {
 }
 
 async fn swap(actor: &mut Actor, key: Key, only: Only) {
-    let (mut store, text, token) = (take_store(actor, key), key.text(), new_token(actor));
+    let (mut store, text, token) = (take_store(actor, key), key.bytes(), new_token(actor));
     // Some values are long, and land in pieces; few of the longest fit into the first part of a heap.
     let entries = match actor.random.between(0, 15) {
         0..4 => actor.random.between(20, 150),
@@ -341,12 +335,12 @@ async fn swap(actor: &mut Actor, key: Key, only: Only) {
     let expires = lifetime_us.map_or(Expires::Never, |ms| Expires::After { ms });
     let expiry = lifetime_us.map(|_| token);
     let pending = begin(actor, key, Operation::Swap { new, only, expiry, found: None });
-    let expiry_place = lifetime_us
+    let expiry_index = lifetime_us
         .map(|us| with_history(actor, key, |history| history.begin_expiry(pending.begin_ns, us, token)));
     let result = actor.attempt("set a key", store.swap(&text, &bytes, SetOptions { only, expires })).await;
     put_store(actor, key, store);
     let Some(found) = parse_found(actor, &pending, result) else { return };
-    end_expiry(actor, key, expiry_place, lifetime_us, &found);
+    end_expiry(actor, key, expiry_index, lifetime_us, &found);
     pending.end(actor, found, |found| Operation::Swap { new, only, expiry, found: Some(found) });
 }
 
@@ -354,16 +348,16 @@ async fn swap(actor: &mut Actor, key: Key, only: Only) {
 fn end_expiry<T>(
     actor: &Actor,
     key: Key,
-    expiry_place: Option<usize>,
+    expiry_index: Option<usize>,
     lifetime_us: Option<u64>,
     result: &Option<Result<T, KvError>>,
 ) {
-    let (Some(place), Some(us), Some(Ok(_))) = (expiry_place, lifetime_us, result) else { return };
-    with_history(actor, key, |history| history.end_expiry(place, actor.now_ns(), us));
+    let (Some(index), Some(us), Some(Ok(_))) = (expiry_index, lifetime_us, result) else { return };
+    with_history(actor, key, |history| history.end_expiry(index, actor.now_ns(), us));
 }
 
 async fn append(actor: &mut Actor, key: Key) {
-    let (mut store, text, token) = (take_store(actor, key), key.text(), new_token(actor));
+    let (mut store, text, token) = (take_store(actor, key), key.bytes(), new_token(actor));
     let pending = begin(actor, key, Operation::Append { token, len: None });
     let bytes = values::bytes(token, 1);
     let result = actor.attempt("append to a key", store.append(&text, &bytes)).await;
@@ -372,7 +366,7 @@ async fn append(actor: &mut Actor, key: Key) {
 }
 
 async fn delete(actor: &mut Actor, key: Key) {
-    let (mut store, text) = (take_store(actor, key), key.text());
+    let (mut store, text) = (take_store(actor, key), key.bytes());
     let pending = begin(actor, key, Operation::Delete { was: None });
     let result = actor.attempt("delete a key", store.delete(&text)).await;
     put_store(actor, key, store);
@@ -380,13 +374,13 @@ async fn delete(actor: &mut Actor, key: Key) {
 }
 
 async fn expire(actor: &mut Actor, key: Key) {
-    let (mut store, text, token) = (take_store(actor, key), key.text(), new_token(actor));
+    let (mut store, text, token) = (take_store(actor, key), key.bytes(), new_token(actor));
     let us = actor.random.below(LIFETIME_US_MAX);
     let pending = begin(actor, key, Operation::Expire { expiry: token, was: None });
-    let expiry_place = with_history(actor, key, |history| history.begin_expiry(pending.begin_ns, us, token));
+    let expiry_index = with_history(actor, key, |history| history.begin_expiry(pending.begin_ns, us, token));
     let expiring = store.expire_when(&text, Expires::After { ms: us }, When::Always);
     let result = actor.attempt("let a key expire", expiring).await;
     put_store(actor, key, store);
-    end_expiry(actor, key, Some(expiry_place), Some(us), &result);
+    end_expiry(actor, key, Some(expiry_index), Some(us), &result);
     pending.end(actor, result, |was| Operation::Expire { expiry: token, was: Some(was) });
 }

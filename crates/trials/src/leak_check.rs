@@ -9,7 +9,7 @@ use halite::{NodeId, NodeStatus, Permissions, Placement, RegionCause, Session};
 use crate::harness::{CHUNK_BYTES, Harness, PRINCIPALS};
 use crate::peace::HEALING_LEASES;
 use crate::regions;
-use crate::{apart, barriers, cancel::before, kv, locks, log, rights, watches, words};
+use crate::{apart, barriers, futures::before, kv, locks, log, rights, watches, words};
 
 /// Number of leases until everything must be freed: deaths must be detected first.
 const PATIENCE_LEASES: u32 = 40;
@@ -46,9 +46,9 @@ pub(crate) async fn run(harness: &Rc<Harness>) {
     };
     if before(harness.world.sleep(None, timeout), counted).await.is_none() {
         let remaining = awaited.take();
-        harness
-            .judge
-            .violated(format!("{timeout:?} after the end of all sessions, resources remain: {remaining}"));
+        harness.judge.report_violation(format!(
+            "{timeout:?} after the end of all sessions, resources remain: {remaining}"
+        ));
     }
 }
 

@@ -21,12 +21,12 @@ mod barriers;
 #[cfg(test)]
 mod bulk_traffic;
 mod calls;
-mod cancel;
 #[cfg(test)]
 mod declared_dead;
 #[cfg(test)]
 mod dials;
 mod faults;
+mod futures;
 mod golden;
 mod harness;
 mod hosted;

@@ -15,7 +15,7 @@ use crate::actor::{Actor, pick};
 use crate::harness::Harness;
 use crate::judge::may_follow_fault;
 pub(crate) use data::names as data_names;
-use data::{Data, Opened};
+use data::{Data, DataMapping};
 use ledger::{Context, Ledger, SessionId};
 use stamps::KnownValues;
 
@@ -32,7 +32,7 @@ pub(crate) struct Locks {
 }
 
 /// Checks the histories of all locks, after all sessions have ended.
-pub(crate) fn judge(harness: &Harness) {
+pub(crate) fn check(harness: &Harness) {
     for (name, ledger) in harness.locks.borrow().ledgers.iter().enumerate() {
         harness.judge.expect(ledger.has_order(), || {
             format!("no order explains the operations on lock {name}: {ledger:?}")
@@ -42,10 +42,10 @@ pub(crate) fn judge(harness: &Harness) {
 
 /// The locks that a session holds.
 #[derive(Default)]
-pub(crate) struct Holdings {
+pub(crate) struct HeldLocks {
     held: Vec<HeldLock>,
-    /// Mapped regions of the data under the locks.
-    opened: [Option<Opened>; NAMES],
+    /// Mappings of the regions under the locks.
+    mappings: [Option<DataMapping>; NAMES],
 }
 
 struct HeldLock {
@@ -62,24 +62,26 @@ struct HeldLock {
 /// Reports the end of a session when dropped.
 pub(crate) struct SessionGuard {
     harness: Rc<Harness>,
-    run: SessionId,
+    session: SessionId,
 }
 
 impl SessionGuard {
     pub(crate) fn of(actor: &Actor) -> SessionGuard {
-        SessionGuard { harness: actor.harness.clone(), run: session_id(actor) }
+        SessionGuard { harness: actor.harness.clone(), session: session_id(actor) }
     }
 }
 
 impl Drop for SessionGuard {
     fn drop(&mut self) {
-        self.harness.locks.borrow_mut().ledgers.iter_mut().for_each(|ledger| ledger.end_session(self.run));
-        data::end_session(&self.harness, self.run);
+        for ledger in &mut self.harness.locks.borrow_mut().ledgers {
+            ledger.end_session(self.session);
+        }
+        data::end_session(&self.harness, self.session);
     }
 }
 
 fn session_id(actor: &Actor) -> SessionId {
-    SessionId { node: actor.node, incarnation: actor.incarnation, session: actor.number }
+    SessionId { node: actor.node, incarnation: actor.incarnation, number: actor.number }
 }
 
 /// Returns the names of a trial's locks.
@@ -102,8 +104,13 @@ fn check_guards(actor: &Actor) {
             Ok(()) => true,
             Err(error) => {
                 let is_explained = matches!(error.cause, LockCause::Lapsed) && !actor.harness.is_fault_free();
-                if !is_explained && !is_explained_by_end(actor, held, &error.cause) {
-                    violated(actor, held.name, actor.now_ns(), &format!("{error}, without a known cause"));
+                if !is_explained && !end_explains(actor, held, &error.cause) {
+                    report_violation(
+                        actor,
+                        held.name,
+                        actor.now_ns(),
+                        &format!("{error}, without a known cause"),
+                    );
                 }
                 false
             }
@@ -114,21 +121,21 @@ fn check_guards(actor: &Actor) {
                 "the session still holds the lock with token {}, but {token} was granted",
                 held.token
             );
-            violated(actor, held.name, actor.now_ns(), &what);
+            report_violation(actor, held.name, actor.now_ns(), &what);
         }
     }
 }
 
-/// Returns true if the error is explained by a leaving node, which holds no lock any more, or by a cancelled release.
-fn is_explained_by_end(actor: &Actor, held: &HeldLock, cause: &LockCause) -> bool {
+/// Returns true if the end of the hold explains the error: a release was cancelled, or the node has left.
+fn end_explains(actor: &Actor, held: &HeldLock, cause: &LockCause) -> bool {
     match cause {
         LockCause::NotHeld => held.is_uncertain,
-        LockCause::Region(cause) => is_explained_by(actor, cause),
+        LockCause::Region(cause) => fault_explains_region_error(actor, cause),
         _ => false,
     }
 }
 
-pub(crate) async fn act(actor: &mut Actor) {
+pub(crate) async fn run_operation(actor: &mut Actor) {
     check_guards(actor);
     let held = actor.locks.held.len();
     match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0, 1] } else { &[0, 2, 2, 9, 1, 9, 1] }) {
@@ -140,17 +147,17 @@ pub(crate) async fn act(actor: &mut Actor) {
             acquire(actor, Wait::For(wait)).await;
         }
         4 => try_held_lock(actor).await,
-        5 => work(actor).await,
+        5 => use_data(actor).await,
         6 => release_unheld(actor).await,
         _ => release(actor).await,
     }
 }
 
-/// Works with the data under a lock that the session certainly holds.
-async fn work(actor: &mut Actor) {
+/// Uses the data under a lock that the session certainly holds.
+async fn use_data(actor: &mut Actor) {
     let index = actor.random.index(actor.locks.held.len());
     if !actor.locks.held[index].is_uncertain {
-        data::work(actor, index).await;
+        data::read_and_write(actor, index).await;
     }
 }
 
@@ -175,9 +182,9 @@ async fn acquire(actor: &mut Actor, wait: Wait) {
     }
     let (text, session, begin) = (name_of(name), actor.session.clone(), actor.clock_ns());
     let begin_ns = actor.now_ns();
-    let waits = wait == Wait::Endless;
-    actor.note(format_args!("concerns lock {text}"));
-    actor.harness.locks.borrow_mut().ledgers[name].begin(session_id(actor), begin_ns, waits);
+    let has_no_limit = wait == Wait::Endless;
+    actor.trace(format_args!("concerns lock {text}"));
+    actor.harness.locks.borrow_mut().ledgers[name].begin(session_id(actor), begin_ns, has_no_limit);
     let taken = match wait {
         Wait::None => actor.attempt("try to lock", session.try_lock(&text)).await,
         Wait::For(timeout) => {
@@ -189,7 +196,9 @@ async fn acquire(actor: &mut Actor, wait: Wait) {
         Some(Ok(guard)) => handle_acquired(actor, name, guard),
         Some(Err(error)) => {
             let verdict = handle_refusal(actor, name, wait, actor.clock_ns() - begin, &error);
-            verdict.unwrap_or_else(|reason| violated(actor, name, begin_ns, &format!("{error}: {reason}")));
+            verdict.unwrap_or_else(|reason| {
+                report_violation(actor, name, begin_ns, &format!("{error}: {reason}"))
+            });
         }
         None => {
             actor.harness.locks.borrow_mut().ledgers[name].record_cancelled(session_id(actor), actor.now_ns())
@@ -204,7 +213,7 @@ fn handle_acquired(actor: &mut Actor, name: usize, guard: Guard) {
     });
     if let Err(reason) = verdict {
         let what = format!("the session took the lock with token {token}: {reason}");
-        violated(actor, name, actor.now_ns(), &what);
+        report_violation(actor, name, actor.now_ns(), &what);
     }
     let guard = if actor.random.chance(1, 6) {
         guard.keep();
@@ -239,22 +248,22 @@ fn handle_refusal(
         (cause, _) => {
             actor.harness.locks.borrow_mut().ledgers[name]
                 .record_cancelled(session_id(actor), actor.now_ns());
-            if is_explained(actor, cause) { Ok(()) } else { Err("without a known cause".to_owned()) }
+            if fault_explains(actor, cause) { Ok(()) } else { Err("without a known cause".to_owned()) }
         }
     }
 }
 
 /// Returns true if a fault of this trial explains the error.
-fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
+fn fault_explains(actor: &Actor, cause: &LockCause) -> bool {
     match cause {
         LockCause::PeerDown(_) => !actor.harness.is_fault_free(),
         LockCause::HeldBySilent(_) => actor.harness.was_any_node_isolated(),
-        LockCause::Region(cause) => is_explained_by(actor, cause),
+        LockCause::Region(cause) => fault_explains_region_error(actor, cause),
         _ => false,
     }
 }
 
-fn is_explained_by(actor: &Actor, cause: &RegionCause) -> bool {
+fn fault_explains_region_error(actor: &Actor, cause: &RegionCause) -> bool {
     match cause {
         RegionCause::NoSpace { .. } => true,
         cause => may_follow_fault(cause) && !actor.harness.is_fault_free(),
@@ -274,7 +283,12 @@ async fn try_held_lock(actor: &mut Actor) {
         }
     };
     if !is_right {
-        violated(actor, name, actor.now_ns(), &format!("the session took a lock that it holds: {result:?}"));
+        report_violation(
+            actor,
+            name,
+            actor.now_ns(),
+            &format!("the session took a lock that it holds: {result:?}"),
+        );
     }
 }
 
@@ -289,9 +303,11 @@ async fn release_unheld(actor: &mut Actor) {
     let text = name_of(name);
     let result = actor.attempt("unlock another's", driven.unlock_unheld(&session, &text)).await;
     match result {
-        Some(Ok(())) => violated(actor, name, begin_ns, "the session released the lock without holding it"),
-        Some(Err(error)) if error.cause != LockCause::NotHeld && !is_explained(actor, &error.cause) => {
-            violated(actor, name, begin_ns, &format!("{error}, without a known cause"));
+        Some(Ok(())) => {
+            report_violation(actor, name, begin_ns, "the session released the lock without holding it")
+        }
+        Some(Err(error)) if error.cause != LockCause::NotHeld && !fault_explains(actor, &error.cause) => {
+            report_violation(actor, name, begin_ns, &format!("{error}, without a known cause"));
         }
         _ => {}
     }
@@ -343,12 +359,14 @@ fn handle_release(
             let lost =
                 with_ledger(actor, name, |ledger, context| ledger.record_lost(session_id(actor), context));
             let is_lost = error.cause == LockCause::NotHeld;
-            let verdict = match is_lost || is_explained(actor, &error.cause) {
+            let verdict = match is_lost || fault_explains(actor, &error.cause) {
                 true if is_lost && is_uncertain => Ok(()),
                 true => lost,
                 false => Err("without a known cause".to_owned()),
             };
-            verdict.unwrap_or_else(|reason| violated(actor, name, begin_ns, &format!("{error}: {reason}")));
+            verdict.unwrap_or_else(|reason| {
+                report_violation(actor, name, begin_ns, &format!("{error}: {reason}"))
+            });
         }
         None => actor.harness.locks.borrow_mut().ledgers[name].record_dropped(session_id(actor), now_ns),
     }
@@ -359,16 +377,18 @@ fn with_ledger<T>(actor: &Actor, name: usize, f: impl FnOnce(&mut Ledger, Contex
     let context = Context {
         now_ns: harness.world.now_ns(),
         is_calm_since: &|begin_ns| harness.is_calm_since(begin_ns),
-        is_up: &|run: SessionId| harness.is_up(run.node) && harness.incarnation(run.node) == run.incarnation,
+        is_up: &|session: SessionId| {
+            harness.is_up(session.node) && harness.incarnation(session.node) == session.incarnation
+        },
         cut_off_kills: harness.cut_off_kills,
     };
     f(&mut harness.locks.borrow_mut().ledgers[name], context)
 }
 
-fn violated(actor: &Actor, name: usize, begin_ns: u64, what: &str) {
+fn report_violation(actor: &Actor, name: usize, begin_ns: u64, what: &str) {
     let (number, node, now) = (actor.number, actor.node, actor.now_ns());
     let name = name_of(name);
-    actor.harness.judge.violated(format!(
+    actor.harness.judge.report_violation(format!(
         "lock {name}, session {number} of node {node}, from {begin_ns} to {now} ns: {what}"
     ));
 }

@@ -6,12 +6,12 @@ mod records;
 use std::cell::RefCell;
 use std::time::Duration;
 
-use halite::{AccessCause, NodeId, Permissions, RegionCause, Session};
+use halite::{NodeId, Permissions, RegionCause, Session};
 use halite_apps::log::{Follower, Log, LogError, Options, Writer};
 
 use crate::actor::{Actor, pick};
 use crate::harness::{Harness, PRINCIPALS};
-use crate::judge::may_follow_fault;
+use crate::judge::{access_may_follow_fault, may_follow_fault};
 pub(crate) use ledger::Logs;
 use ledger::{Outcome, Reader};
 
@@ -31,13 +31,13 @@ const BATCH_RECORDS: usize = 3;
 const POLLS_MAX: u64 = 400;
 
 #[derive(Default)]
-pub(crate) struct Holdings {
+pub(crate) struct OpenLogs {
     /// Session of the log's user.
     session: Option<Session>,
-    held: [Option<OpenLog>; LOGS],
+    logs: [Option<OpenLog>; LOGS],
 }
 
-/// An open log: a writer, a follower and a cleaner, each with its own view.
+/// An open log: a writer, a follower and a cleaner, each with its own [`Log`].
 struct OpenLog {
     life: usize,
     session: Session,
@@ -48,40 +48,40 @@ struct OpenLog {
 }
 
 /// Checks all appends and reads, after all sessions have ended.
-pub(crate) fn judge(harness: &Harness) {
+pub(crate) fn check(harness: &Harness) {
     let logs = harness.logs.borrow();
-    logs.judge(harness).unwrap_or_else(|reason| harness.judge.violated(reason));
+    logs.check(harness).unwrap_or_else(|reason| harness.judge.report_violation(reason));
 }
 
-pub(crate) async fn act(actor: &mut Actor) {
+pub(crate) async fn run_operation(actor: &mut Actor) {
     let number = actor.random.index(LOGS);
-    let Some(mut held) = actor.log.held[number].take() else { return open(actor, number).await };
-    let done = match pick(&mut actor.random, &[10, 10, 1, 1]) {
-        0 => append(actor, &mut held).await,
-        1 => follow(actor, &mut held).await,
-        2 => trim(actor, &mut held).await,
-        _ => reopen_follower(actor, &mut held).await,
+    let Some(mut open_log) = actor.log.logs[number].take() else { return open(actor, number).await };
+    let result = match pick(&mut actor.random, &[10, 10, 1, 1]) {
+        0 => append(actor, &mut open_log).await,
+        1 => follow(actor, &mut open_log).await,
+        2 => trim(actor, &mut open_log).await,
+        _ => reopen_follower(actor, &mut open_log).await,
     };
-    // The log is opened again after a failure.
-    if done.is_ok() {
-        actor.log.held[number] = Some(held);
+    // After a failure, the session opens the log again.
+    if result.is_ok() {
+        actor.log.logs[number] = Some(open_log);
     }
 }
 
 /// Follows all open logs to the end, and reports a violation if a follower does not reach it.
 pub(crate) async fn finish(actor: &mut Actor) {
-    let Holdings { held, session } = std::mem::take(&mut actor.log);
-    for mut held in held.into_iter().flatten() {
-        let Ok(end) = held.cleaner.end().await else { continue };
+    let OpenLogs { logs, session } = std::mem::take(&mut actor.log);
+    for mut open_log in logs.into_iter().flatten() {
+        let Ok(end) = open_log.cleaner.end().await else { continue };
         let mut polls = 0;
-        while held.follower.position() < end && polls < POLLS_MAX + end {
-            if follow(actor, &mut held).await.is_err() {
+        while open_log.follower.position() < end && polls < POLLS_MAX + end {
+            if follow(actor, &mut open_log).await.is_err() {
                 break;
             }
             polls += 1;
             actor.harness.world.sleep(Some(actor.host), Duration::from_nanos(PATIENCE_NS_MAX / 4)).await;
         }
-        let (position, begin_ns) = (held.follower.position(), actor.now_ns());
+        let (position, begin_ns) = (open_log.follower.position(), actor.now_ns());
         let has_reached_end = position >= end || !actor.harness.is_fault_free();
         let stopped = format_args!("a follower stops at position {position}, but the log ends at {end}");
         actor.expect(has_reached_end, begin_ns, stopped);
@@ -133,7 +133,7 @@ async fn open(actor: &mut Actor, number: usize) {
             }
             let reader = Reader::new(&actor.harness, life, follower.position());
             let session = session.clone();
-            actor.log.held[number] = Some(OpenLog { life, session, writer, follower, cleaner, reader });
+            actor.log.logs[number] = Some(OpenLog { life, session, writer, follower, cleaner, reader });
         }
         Some(Err(error)) => {
             let is_over = matches!(&error, LogError::Region(error) if
@@ -155,22 +155,13 @@ fn fault_explains(actor: &Actor, error: &LogError) -> bool {
             !actor.harness.is_fault_free()
         }
         LogError::Region(error) => may_follow_fault(error.cause()) && !actor.harness.is_fault_free(),
-        LogError::Access(error) => {
-            let can_follow_fault = matches!(
-                error.cause,
-                AccessCause::Stale
-                    | AccessCause::PeerDown(_)
-                    | AccessCause::LinkLost(_)
-                    | AccessCause::NodeClosed(_)
-            );
-            can_follow_fault && !actor.harness.is_fault_free()
-        }
+        LogError::Access(error) => access_may_follow_fault(&error.cause) && !actor.harness.is_fault_free(),
         _ => false,
     }
 }
 
-/// Handles an error; returns `Err` if the log must be opened again.
-fn continue_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()> {
+/// Checks an error. Returns `Err` if the session must open the log again.
+fn check_error(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()> {
     actor.expect_reason(fault_explains(actor, error), begin_ns, error);
     match error {
         LogError::Full { .. }
@@ -181,17 +172,17 @@ fn continue_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), 
     }
 }
 
-async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
+async fn append(actor: &mut Actor, open_log: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
-    let token = begin_append(actor, held);
+    let token = begin_append(actor, open_log);
     let records = records::of(token);
     if let [single] = &records[..]
         && token % BATCH_TOKEN_PERIOD == 1
     {
-        return append_each(actor, held, (token, single.clone())).await;
+        return append_each(actor, open_log, (token, single.clone())).await;
     }
     let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
-    let writer = &mut held.writer;
+    let writer = &mut open_log.writer;
     let appending = async {
         match slices.as_slice() {
             [single] => writer.append(single).await,
@@ -200,80 +191,80 @@ async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     };
     match actor.attempt("append to a log", appending).await {
         Some(Ok(position)) => {
-            record_appended(actor, held, begin_ns, token, position).await;
+            record_appended(actor, open_log, begin_ns, token, position).await;
             Ok(())
         }
         Some(Err(error)) => {
             // As documented: after an access error the record may exist, after other errors it does not.
             if !matches!(error, LogError::Access(_)) {
-                record_not_appended(actor, held, token);
+                record_not_appended(actor, open_log, token);
             }
-            continue_after(actor, &error, begin_ns)
+            check_error(actor, &error, begin_ns)
         }
         None => Ok(()),
     }
 }
 
 /// Appends several records in one call; each record becomes visible separately.
-async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>)) -> Result<(), ()> {
+async fn append_each(actor: &mut Actor, open_log: &mut OpenLog, first: (u64, Vec<u8>)) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let mut records = vec![first];
     while records.len() < BATCH_RECORDS {
-        let token = begin_append(actor, held);
+        let token = begin_append(actor, open_log);
         match <[Vec<u8>; 1]>::try_from(records::of(token)) {
             Ok([single]) => records.push((token, single)),
             // This token is a transaction.
-            Err(_) => record_not_appended(actor, held, token),
+            Err(_) => record_not_appended(actor, open_log, token),
         }
     }
     let slices: Vec<&[u8]> = records.iter().map(|(_, record)| &record[..]).collect();
     let mut positions = Vec::new();
-    let appending = held.writer.append_each(&slices, &mut positions);
+    let appending = open_log.writer.append_each(&slices, &mut positions);
     let appended = actor.attempt("append several to a log", appending).await;
     for ((token, _), position) in records.iter().zip(&positions) {
-        record_appended(actor, held, begin_ns, *token, *position).await;
+        record_appended(actor, open_log, begin_ns, *token, *position).await;
     }
     let Some(Err(error)) = appended else { return Ok(()) };
     // As documented: after an access error, one more record may exist.
     let maybe = usize::from(matches!(error, LogError::Access(_)));
     for (token, _) in &records[(positions.len() + maybe).min(BATCH_RECORDS)..] {
-        record_not_appended(actor, held, *token);
+        record_not_appended(actor, open_log, *token);
     }
-    continue_after(actor, &error, begin_ns)
+    check_error(actor, &error, begin_ns)
 }
 
-fn begin_append(actor: &Actor, held: &OpenLog) -> u64 {
-    let token = actor.harness.logs.borrow_mut().begin_append(held.life);
-    actor.note(format_args!("concerns record {token} of log {}", held.life));
+fn begin_append(actor: &Actor, open_log: &OpenLog) -> u64 {
+    let token = actor.harness.logs.borrow_mut().begin_append(open_log.life);
+    actor.trace(format_args!("concerns record {token} of log {}", open_log.life));
     token
 }
 
-async fn record_appended(actor: &Actor, held: &OpenLog, begin_ns: u64, token: u64, position: u64) {
-    actor.note(format_args!("has record {token} at {position}"));
+async fn record_appended(actor: &Actor, open_log: &OpenLog, begin_ns: u64, token: u64, position: u64) {
+    actor.trace(format_args!("has record {token} at {position}"));
     let outcome = Outcome::Done { position, end_ns: actor.now_ns() };
-    let checked = actor.harness.logs.borrow_mut().end_append(held.life, token, outcome);
+    let checked = actor.harness.logs.borrow_mut().end_append(open_log.life, token, outcome);
     checked.unwrap_or_else(|reason| actor.expect(false, begin_ns, reason));
-    record_home(actor, held, position / SEGMENT_SLOTS).await;
+    record_home(actor, open_log, position / SEGMENT_SLOTS).await;
 }
 
-fn record_not_appended(actor: &Actor, held: &OpenLog, token: u64) {
-    let checked = actor.harness.logs.borrow_mut().end_append(held.life, token, Outcome::NotDone);
-    checked.unwrap_or_else(|reason| actor.harness.judge.violated(reason));
+fn record_not_appended(actor: &Actor, open_log: &OpenLog, token: u64) {
+    let checked = actor.harness.logs.borrow_mut().end_append(open_log.life, token, Outcome::NotDone);
+    checked.unwrap_or_else(|reason| actor.harness.judge.report_violation(reason));
 }
 
 /// Records the node that holds a segment.
-async fn record_home(actor: &Actor, held: &OpenLog, segment: u64) {
-    if actor.harness.logs.borrow().has_home(held.life, segment) {
+async fn record_home(actor: &Actor, open_log: &OpenLog, segment: u64) {
+    if actor.harness.logs.borrow().has_home(open_log.life, segment) {
         return;
     }
-    let name = format!("{}/{segment}", ledger::name_of(held.life));
+    let name = format!("{}/{segment}", ledger::name_of(open_log.life));
     let before = incarnations(&actor.harness);
-    let found = held.session.stat(&name).await;
+    let found = open_log.session.stat(&name).await;
     // If a node has ended, this may be a replacement of the record's segment.
     let is_the_same = before.is_some() && before == incarnations(&actor.harness);
     let home =
         found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.harness.incarnation(info.home.0)));
-    actor.harness.logs.borrow_mut().record_home(held.life, segment, home);
+    actor.harness.logs.borrow_mut().record_home(open_log.life, segment, home);
 }
 
 /// Returns the incarnations of all nodes; `None` unless all are up and no node may have been declared dead.
@@ -282,18 +273,18 @@ fn incarnations(harness: &Harness) -> Option<Vec<u32>> {
     (0..harness.nodes()).map(|node| is_undisturbed(&node).then(|| harness.incarnation(node))).collect()
 }
 
-async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
+async fn follow(actor: &mut Actor, open_log: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
-    let (from, now_ns) = (held.follower.position(), actor.clock_ns());
-    let is_appended = actor.harness.logs.borrow().is_appended(&actor.harness, held.life, from);
+    let (from, now_ns) = (open_log.follower.position(), actor.clock_ns());
+    let is_appended = actor.harness.logs.borrow().is_appended(&actor.harness, open_log.life, from);
     let taken = RefCell::new(Vec::new());
-    let polling = held.follower.poll(now_ns, |entry| {
+    let polling = open_log.follower.poll(now_ns, |entry| {
         taken.borrow_mut().push((entry.position, entry.records().map(<[u8]>::to_vec).collect::<Vec<_>>()));
     });
     let polled = actor.attempt("follow a log", polling).await;
     // Records that the callback received count as read, despite an error.
-    let to = held.follower.position();
-    let checked = held.reader.record_passed(from..to, &taken.into_inner());
+    let to = open_log.follower.position();
+    let checked = open_log.reader.record_passed(from..to, &taken.into_inner());
     checked.unwrap_or_else(|reason| actor.expect(false, begin_ns, reason));
     match polled {
         Some(Ok(0)) => {
@@ -303,51 +294,51 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
             Ok(())
         }
         Some(Err(LogError::Trimmed { first })) => {
-            let trimmed = actor.harness.logs.borrow().trimmed(held.life);
+            let trimmed = actor.harness.logs.borrow().trimmed(open_log.life);
             actor.expect(
                 first <= trimmed,
                 begin_ns,
                 format_args!("the log begins at {first}, but was trimmed to {trimmed}"),
             );
-            held.follower.skip_to(first);
-            held.reader.record_skip(first);
+            open_log.follower.skip_to(first);
+            open_log.reader.record_skip(first);
             Ok(())
         }
         Some(Err(error)) => {
             if let LogError::Lost { next, .. } = error {
-                held.follower.skip_to(next);
-                held.reader.record_skip(next);
+                open_log.follower.skip_to(next);
+                open_log.reader.record_skip(next);
             }
-            continue_after(actor, &error, begin_ns)
+            check_error(actor, &error, begin_ns)
         }
         Some(Ok(_)) | None => Ok(()),
     }
 }
 
 /// Frees the segments that all readers have passed.
-async fn trim(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
+async fn trim(actor: &mut Actor, open_log: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
-    let position = actor.harness.logs.borrow_mut().begin_trim(held.life);
-    let trimming = held.cleaner.trim(position);
+    let position = actor.harness.logs.borrow_mut().begin_trim(open_log.life);
+    let trimming = open_log.cleaner.trim(position);
     match actor.attempt("trim a log", trimming).await {
-        Some(Err(error)) => continue_after(actor, &error, begin_ns),
+        Some(Err(error)) => check_error(actor, &error, begin_ns),
         Some(Ok(_)) | None => Ok(()),
     }
 }
 
 /// Replaces the follower.
-async fn reopen_follower(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
+async fn reopen_follower(actor: &mut Actor, open_log: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
-    let (session, name) = (held.session.clone(), ledger::name_of(held.life));
+    let (session, name) = (open_log.session.clone(), ledger::name_of(open_log.life));
     let patience_ns = actor.random.between(PATIENCE_NS_MAX / 8, PATIENCE_NS_MAX);
     let opening = async { Follower::from_start(Log::open(&session, &name).await?).await };
     match actor.attempt("follow a log again", opening).await {
         Some(Ok(follower)) => {
-            held.follower = follower.with_patience(patience_ns);
-            held.reader = Reader::new(&actor.harness, held.life, held.follower.position());
+            open_log.follower = follower.with_patience(patience_ns);
+            open_log.reader = Reader::new(&actor.harness, open_log.life, open_log.follower.position());
             Ok(())
         }
-        Some(Err(error)) => continue_after(actor, &error, begin_ns),
+        Some(Err(error)) => check_error(actor, &error, begin_ns),
         None => Ok(()),
     }
 }

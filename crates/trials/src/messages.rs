@@ -9,7 +9,7 @@ use halite::{Driven, Mailbox, Message, NodeId, Port, SendCause, SendError, Serve
 use halite_sim::{HostId, Random};
 
 use crate::actor::{Actor, pick};
-use crate::cancel;
+use crate::futures;
 use crate::harness::{Harness, PRINCIPALS};
 use ledger::{Ledger, Load, Path};
 
@@ -34,7 +34,9 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     let options = ServeOptions { requests_max: QUEUED_MAX, ..ServeOptions::default() };
     let mailbox = match session.open_port(PORT, options) {
         Ok(mailbox) => mailbox,
-        Err(error) => return harness.judge.violated(format!("node {node} cannot open its port: {error}")),
+        Err(error) => {
+            return harness.judge.report_violation(format!("node {node} cannot open its port: {error}"));
+        }
     };
     let name = format!("receiver of node {node}");
     let receiver = Receiver {
@@ -44,15 +46,15 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
         random: harness.world.random(&format!("{name} in life {}", harness.incarnation(node))),
         mailbox,
     };
-    harness.world.spawn(Some(receiver.host), name, receiver.work());
+    harness.world.spawn(Some(receiver.host), name, receiver.run());
 }
 
 /// Checks that all messages have arrived, after all sessions have ended.
-pub(crate) fn judge(harness: &Harness) {
-    let is_there = |(node, incarnation)| harness.is_up(node) && harness.incarnation(node) == incarnation;
-    let missing = harness.messages.borrow().ledger.missing(is_there);
+pub(crate) fn check(harness: &Harness) {
+    let is_alive = |(node, incarnation)| harness.is_up(node) && harness.incarnation(node) == incarnation;
+    let missing = harness.messages.borrow().ledger.missing(is_alive);
     if let Some((path, number)) = missing.filter(|_| harness.is_fault_free()) {
-        harness.judge.violated(format!("message {number} of {path:?} was sent, but never arrived"));
+        harness.judge.report_violation(format!("message {number} of {path:?} was sent, but never arrived"));
     }
 }
 
@@ -65,18 +67,18 @@ struct Receiver {
 }
 
 impl Receiver {
-    async fn work(mut self) {
+    async fn run(mut self) {
         let world = self.harness.world.clone();
         let per_mille = self.harness.plan.work.given_up_per_mille;
         loop {
             let next = self.mailbox.recv();
-            match cancel::run_or_cancel(&world, self.host, &mut self.random, per_mille, next).await {
+            match futures::run_or_cancel(&world, self.host, &mut self.random, per_mille, next).await {
                 Some(Ok(message)) => self.receive(&message),
                 Some(Err(_)) => return,
                 // A cancelled wait loses no message.
                 None => {}
             }
-            if self.random.chance(1, 8) && self.harness.is_running() {
+            if self.random.chance(1, 8) && self.harness.sessions_continue() {
                 let duration = Duration::from_nanos(self.random.below(SLOW_US_MAX * 1000));
                 world.sleep(Some(self.host), duration).await;
             }
@@ -97,23 +99,17 @@ impl Receiver {
             None => Err("the bytes of the message differ from those that were sent".to_owned()),
         };
         verdict.unwrap_or_else(|reason| {
-            self.harness.judge.violated(format!("at {:?} (node, life): {reason}", self.at))
+            self.harness.judge.report_violation(format!("at {:?} (node, life): {reason}", self.at))
         });
     }
 }
 
-pub(crate) async fn act(actor: &mut Actor) {
+pub(crate) async fn run_operation(actor: &mut Actor) {
     let to = actor.random.below(actor.harness.nodes().into()) as u32;
-    let path =
-        Path { from: (actor.node, actor.incarnation, actor.number), to: (to, actor.harness.incarnation(to)) };
-    let len = random_len(actor);
+    let path = path_to(actor, to);
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let (number, before) = {
-        let ledger = &mut actor.harness.messages.borrow_mut().ledger;
-        (ledger.begin(path), ledger.load(path))
-    };
-    actor.note(format_args!("concerns message {number} to node {to}"));
-    let bytes = emit(path, number, actor.principal as u32, len);
+    let (number, bytes) = begin_message(actor, path);
+    let load_before = actor.harness.messages.borrow().ledger.load(path);
     let is_nonblocking = actor.random.chance(1, 3);
     let result = match is_nonblocking {
         true => actor.attempt("try to send", session.try_send(NodeId(to), PORT, &bytes)).await,
@@ -129,7 +125,7 @@ pub(crate) async fn act(actor: &mut Actor) {
             Ok(())
         }
         Some(Err(error)) => {
-            let may_block = is_nonblocking && may_be_full(actor, path, before);
+            let may_block = is_nonblocking && may_be_full(actor, path, load_before);
             check_failure(actor, path, number, may_block, &error)
                 .map_err(|reason| format!("{error}: {reason}"))
         }
@@ -140,24 +136,33 @@ pub(crate) async fn act(actor: &mut Actor) {
         actor
             .harness
             .judge
-            .violated(format!("message {number} of {path:?}, from {begin_ns} to {now} ns: {reason}"));
+            .report_violation(format!("message {number} of {path:?}, from {begin_ns} to {now} ns: {reason}"));
     }
+}
+
+fn path_to(actor: &Actor, node: u32) -> Path {
+    let from = (actor.node, actor.incarnation, actor.number);
+    Path { from, to: (node, actor.harness.incarnation(node)) }
+}
+
+/// Records the start of a message. Returns its number and its bytes.
+fn begin_message(actor: &mut Actor, path: Path) -> (u64, Vec<u8>) {
+    let len = random_len(actor);
+    let number = actor.harness.messages.borrow_mut().ledger.begin(path);
+    actor.trace(format_args!("concerns message {number} to node {}", path.to.0));
+    (number, emit(path, number, actor.principal as u32, len))
 }
 
 /// Publishes several messages to one node, and waits until all are in its port's queue.
 pub(crate) async fn publish(actor: &mut Actor) {
     let to = actor.random.below(actor.harness.nodes().into()) as u32;
-    let path =
-        Path { from: (actor.node, actor.incarnation, actor.number), to: (to, actor.harness.incarnation(to)) };
+    let path = path_to(actor, to);
     let begin_ns = actor.now_ns();
     let mut sender = actor.session.sender(NodeId(to), PORT);
     let (mut begun, mut errors) = (Vec::new(), Vec::new());
     let count = 1 + actor.random.below(PUBLISHED_MAX);
     for _ in 0..count {
-        let len = random_len(actor);
-        let number = actor.harness.messages.borrow_mut().ledger.begin(path);
-        actor.note(format_args!("concerns message {number} to node {to}"));
-        let bytes = emit(path, number, actor.principal as u32, len);
+        let (number, bytes) = begin_message(actor, path);
         match actor.attempt("publish", sender.send(&bytes)).await {
             Some(Ok(())) => begun.push(number),
             Some(Err(error)) => errors.push(error),
@@ -195,10 +200,9 @@ pub(crate) async fn publish(actor: &mut Actor) {
     }
 }
 
-/// Returns true if the port may be full. The node may also have reserved places for other senders, which must send
-/// again.
-fn may_be_full(actor: &Actor, path: Path, before: Load) -> bool {
-    actor.harness.messages.borrow().ledger.others_since(path, before) >= QUEUED_MAX as u64
+/// Returns true if the port may be full. The node may have reserved places for other senders that must retry.
+fn may_be_full(actor: &Actor, path: Path, load_before: Load) -> bool {
+    actor.harness.messages.borrow().ledger.others_since(path, load_before) >= QUEUED_MAX as u64
 }
 
 fn check_failure(
@@ -209,14 +213,14 @@ fn check_failure(
     error: &SendError,
 ) -> Result<(), String> {
     let ledger = &mut actor.harness.messages.borrow_mut().ledger;
-    let is_calm = actor.harness.is_fault_free();
+    let is_fault_free = actor.harness.is_fault_free();
     let is_explained = match error.cause {
         SendCause::WouldBlock => may_block,
         SendCause::PeerDown
         | SendCause::NotMet
         | SendCause::UnknownNode
         | SendCause::UnknownPort
-        | SendCause::NodeClosed(_) => !is_calm,
+        | SendCause::NodeClosed(_) => !is_fault_free,
         _ => false,
     };
     let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed(_));
@@ -228,7 +232,7 @@ fn check_failure(
         ledger.record_departure(path);
     }
     if !error.may_have_arrived {
-        ledger.record_denied(path, number)?;
+        ledger.record_unsent(path, number)?;
     }
     if is_explained { Ok(()) } else { Err("without a known cause".to_owned()) }
 }
@@ -239,7 +243,7 @@ fn random_len(actor: &mut Actor) -> usize {
     HEADER_BYTES + actor.random.index(max)
 }
 
-/// Creates a message: a head, and filler that derives from it.
+/// Creates a message: a header, and filler that derives from the number.
 fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     for field in [path.from.0, path.from.1, path.from.2, path.to.0, path.to.1 << 8 | principal] {
@@ -255,8 +259,9 @@ fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
 
 /// Returns the path, the number and the principal's index; `None` if the message is damaged.
 fn parse(bytes: &[u8]) -> Option<(Path, u64, u32)> {
-    let field =
-        |at: usize| bytes.get(4 * at..4 * at + 4).map(|it| u32::from_le_bytes(it.try_into().expect("4")));
+    let field = |at: usize| {
+        bytes.get(4 * at..4 * at + 4).map(|bytes| u32::from_le_bytes(bytes.try_into().expect("4")))
+    };
     let (incarnation, principal) = (field(4)? >> 8, field(4)? & 0xff);
     let path = Path { from: (field(0)?, field(1)?, field(2)?), to: (field(3)?, incarnation) };
     let number = u64::from(field(5)?) | u64::from(field(6)?) << 32;

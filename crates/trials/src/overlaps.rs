@@ -6,8 +6,8 @@ use crate::harness::Harness;
 
 /// Checks all nodes whose processes exist, even stopped ones. Ignores the views of nodes that are cut off: such a node
 /// cannot access memory, and if adapters cut it off, the node learns of the cut-off late.
-pub(crate) fn judge(harness: &Harness) {
-    if !harness.reports_deaths() {
+pub(crate) fn check(harness: &Harness) {
+    if !harness.kernels_report_deaths() {
         return;
     }
     let mut mapped = Vec::new();

@@ -8,8 +8,6 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use halite::RegionCause;
-
 use crate::harness::Harness;
 use crate::regions;
 
@@ -43,9 +41,10 @@ impl Harness {
 }
 
 /// Checks all nodes repeatedly until the trial ends.
-pub(crate) async fn keep(harness: Rc<Harness>) {
+pub(crate) async fn check_until_end(harness: Rc<Harness>) {
+    // Start of the peace in which the regions were checked last.
     let mut checked_ns = None;
-    while harness.is_running() {
+    while harness.sessions_continue() {
         harness.world.sleep(None, harness.plan.lease() / 4).await;
         check_nodes(&harness);
         let since_ns = harness.peace_since_ns();
@@ -86,23 +85,9 @@ async fn check_regions(harness: &Harness) {
     }
 }
 
-/// Returns true if the error reports an unreachable node.
-pub(crate) fn reports_unreachable_node(cause: &RegionCause) -> bool {
-    matches!(
-        cause,
-        RegionCause::PeerDown(_)
-            | RegionCause::NotMet(_)
-            | RegionCause::NodeClosed(_)
-            | RegionCause::DirectoryDown
-            | RegionCause::DirectoryUnreachable { .. }
-            | RegionCause::UnknownNode(_)
-            | RegionCause::NoMemoryNode
-    )
-}
-
 /// Waits for peace, and then for `duration`.
 pub(crate) async fn wait_for_peace(harness: &Harness, duration: Duration) {
-    while harness.is_running() && harness.peace_since_ns().is_none() {
+    while harness.sessions_continue() && harness.peace_since_ns().is_none() {
         harness.world.sleep(None, harness.plan.lease() / 4).await;
     }
     harness.world.sleep(None, duration).await;

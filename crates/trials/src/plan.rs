@@ -343,7 +343,7 @@ impl Plan {
     fn check_hosts(&self) -> Result<(), PlanError> {
         let bad = |what| Err(PlanError::Bad { plan: self.name.clone(), what });
         let (across, within) = (self.profile()?, self.host_profile()?);
-        let dealt = match &self.hosts {
+        let is_valid = match &self.hosts {
             None if self.host_profile.is_some() => return bad("host_profile has no effect without hosts"),
             None if self.faults.host_crash > 0 => return bad("host_crash has no effect without hosts"),
             None => return Ok(()),
@@ -354,7 +354,7 @@ impl Plan {
             }
         };
         match () {
-            () if !dealt => bad(
+            () if !is_valid => bad(
                 "hosts must be a number up to the number of nodes, or a list with the number of nodes on each host",
             ),
             () if !across.is_adapter() => bad("profile must be one with adapters if `hosts` is set"),
@@ -440,9 +440,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_dealt_to_hosts_or_fill_them_in_order() {
-        let hosts = |said: &str| {
-            let text = format!("name = 'x'\nnodes = 5\nprofile = 'rnic-100g'\n{said}");
+    fn nodes_are_assigned_to_hosts_in_turn_or_in_order() {
+        let hosts = |line: &str| {
+            let text = format!("name = 'x'\nnodes = 5\nprofile = 'rnic-100g'\n{line}");
             Plan::from_toml(&text).unwrap().hosts_of_nodes()
         };
         assert_eq!(hosts(""), [0, 1, 2, 3, 4]);

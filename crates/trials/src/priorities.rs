@@ -10,21 +10,23 @@ use halite::{
 };
 
 use crate::harness::Harness;
-use crate::regressions::{ALL, on_plan, poll_once, session_of};
+use crate::regressions::{ALL, poll_once, run_on_plan, session_of};
 
 const BYTES_PER_US: u64 = 125;
-const OPERATION: usize = 8 << 10;
-const TOGETHER: usize = 32;
+/// Length of a write in bytes.
+const WRITE_BYTES: usize = 8 << 10;
+/// Number of writes that are posted together.
+const BATCH_LEN: usize = 32;
 
 /// Runs a scenario on two nodes with a slow link. The session belongs to node 0, and the region is on node 1.
-fn on_slow_link<F: Future<Output = ()> + 'static>(
+fn run_on_slow_link<F: Future<Output = ()> + 'static>(
     lease_us: u64,
     scenario: impl FnOnce(Rc<Harness>, Session, Lh) -> F + 'static,
 ) {
     let plan = format!("nodes = 2\nprofile = 'roce-100g'\nlease_us = {lease_us}");
-    on_plan(&plan, move |harness| async move {
+    run_on_plan(&plan, move |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-        let len = (OPERATION * TOGETHER) as u64;
+        let len = (WRITE_BYTES * BATCH_LEN) as u64;
         there.alloc(Some("bytes"), len, Placement::Local, ALL).await.expect("there is room");
         let lh = here.map("bytes", ALL).await.expect("the region exists");
         for (from, to) in [(0, 1), (1, 0)].map(|(from, to)| (harness.host(from), harness.host(to))) {
@@ -47,12 +49,12 @@ async fn write_for(harness: &Rc<Harness>, time: Duration, sessions: &[Session], 
         let (count, ended) = (written.clone(), has_ended.clone());
         let (session, world) = (session.clone(), harness.world.clone());
         harness.world.spawn(Some(harness.host(0)), "a writer", async move {
-            let bytes = vec![7; OPERATION];
-            let op = |index| WriteOp { lh, offset: (index * OPERATION) as u64, from: &bytes };
-            let ops: Vec<_> = (0..TOGETHER).map(op).collect();
+            let bytes = vec![7; WRITE_BYTES];
+            let op = |index| WriteOp { lh, offset: (index * WRITE_BYTES) as u64, from: &bytes };
+            let ops: Vec<_> = (0..BATCH_LEN).map(op).collect();
             while world.now_ns() < end_ns {
                 session.write_batch(&ops).await.expect("the region exists");
-                count.set(count.get() + OPERATION * TOGETHER);
+                count.set(count.get() + WRITE_BYTES * BATCH_LEN);
             }
             ended.set(true);
         });
@@ -66,8 +68,8 @@ async fn write_for(harness: &Rc<Harness>, time: Duration, sessions: &[Session], 
 }
 
 #[test]
-fn low_priority_writes_give_way_to_high_ones() {
-    on_slow_link(1_000_000, |harness, high, lh| async move {
+fn low_priority_writes_yield_to_high_priority_writes() {
+    run_on_slow_link(1_000_000, |harness, high, lh| async move {
         let low = high.with_priority(Priority::Low).expect("no principal is limited");
         let time = Duration::from_millis(100);
         let equal = write_for(&harness, time, &[high.clone(), low.clone()], lh).await;
@@ -92,7 +94,7 @@ fn low_priority_writes_give_way_to_high_ones() {
 
 #[test]
 fn delayed_operations_end_with_deadline_peer_or_policy() {
-    on_slow_link(20_000, |harness, session, lh| async move {
+    run_on_slow_link(20_000, |harness, session, lh| async move {
         let slow = Qos { policy: Policy::HwSep, rate: Some(1_000_000) };
         assert_eq!(session.set_qos(Qos { rate: None, ..slow }).await, Err(BadQos::RateNeeded.into()));
         assert_eq!(

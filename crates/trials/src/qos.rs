@@ -17,16 +17,19 @@ use crate::golden::Cluster;
 
 pub use apps::qos_apps;
 
-const OPERATION: usize = 8 << 10;
-const SMALL: usize = 64;
-/// Number of independent streams of writes of a session, and the writes that each posts together.
+/// Lengths of a write in bytes.
+const BULK_BYTES: usize = 8 << 10;
+const SMALL_BYTES: usize = 64;
+/// Number of independent streams of writes of a session.
 const STREAMS: usize = 8;
-const TOGETHER: usize = 8;
-const SMALL_TOGETHER: usize = 32;
-const REGION_BYTES: u64 = (OPERATION * TOGETHER) as u64;
+/// Numbers of writes that a stream posts together.
+const BULK_BATCH_LEN: usize = 8;
+const SMALL_BATCH_LEN: usize = 32;
+const REGION_BYTES: u64 = (BULK_BYTES * BULK_BATCH_LEN) as u64;
 /// Time before a measurement, in which the policy adapts to the load.
 const WARM_UP: Duration = Duration::from_millis(200);
-const MEASURED: Duration = Duration::from_millis(60);
+/// Duration of a measurement.
+const MEASUREMENT: Duration = Duration::from_millis(60);
 /// Time at which all phases have ended.
 const DEADLINE_NS: u64 = 10_000_000_000;
 
@@ -53,7 +56,7 @@ const PHASES: [[Load; 2]; 7] = [
     [Load::ManySmall, Load::Bulk],
 ];
 
-/// What one session wrote in a phase.
+/// Writes of one session in a phase.
 #[derive(Default)]
 struct Written {
     bytes: Cell<u64>,
@@ -91,9 +94,9 @@ fn row(profile: &Profile, qos: Qos) -> String {
         let mut lhs = Vec::new();
         for stream in 0..2 * STREAMS {
             let name = format!("stream {stream}");
-            let made =
+            let allocated =
                 high.alloc(Some(&name), REGION_BYTES, Placement::On(NodeId(1)), Permissions::all()).await;
-            lhs.push(made.expect("there is room"));
+            lhs.push(allocated.expect("there is room"));
         }
         for loads in PHASES {
             let written = run(&here, cluster.host(0), [&high, &low], &lhs, loads).await;
@@ -105,7 +108,7 @@ fn row(profile: &Profile, qos: Qos) -> String {
     world.end();
     let phases = measured.borrow();
     let rate = |phase: usize, session: usize| {
-        phases[phase][session].bytes.get() as f64 / MEASURED.as_micros() as f64
+        phases[phase][session].bytes.get() as f64 / MEASUREMENT.as_micros() as f64
     };
     let tail_us = |phase: usize| {
         let mut times_ns = phases[phase][0].times_ns.borrow_mut();
@@ -123,14 +126,14 @@ fn row(profile: &Profile, qos: Qos) -> String {
         rate(1, 1),
         tail_us(3),
         tail_us(4),
-        rate(5, 0) / SMALL as f64,
-        rate(6, 0) / SMALL as f64
+        rate(5, 0) / SMALL_BYTES as f64,
+        rate(6, 0) / SMALL_BYTES as f64
     )
     .expect("writing to a string cannot fail");
     text
 }
 
-/// Runs one phase. Returns what high and low priority wrote in its second part.
+/// Runs one phase. Returns the writes of high and of low priority in its measurement.
 async fn run(
     world: &World,
     host: HostId,
@@ -139,7 +142,7 @@ async fn run(
     loads: [Load; 2],
 ) -> [Rc<Written>; 2] {
     let begin_ns = world.now_ns() + WARM_UP.as_nanos() as u64;
-    let end_ns = begin_ns + MEASURED.as_nanos() as u64;
+    let end_ns = begin_ns + MEASUREMENT.as_nanos() as u64;
     let writing = Rc::new(Cell::new(0));
     let written = [0, 1].map(|index: usize| {
         let written = Rc::new(Written::default());
@@ -181,23 +184,23 @@ struct Stream {
 }
 
 impl Stream {
-    /// Writes until the end of `measured`, and counts what is written in this time.
+    /// Writes until the end of `measured`, and counts the writes that complete in this time.
     async fn write(&self, measured: Range<u64>) {
-        let bytes = vec![7; OPERATION];
-        let (len, together) = match self.load {
-            Load::ManySmall => (SMALL, SMALL_TOGETHER),
-            _ => (OPERATION, TOGETHER),
+        let bytes = vec![7; BULK_BYTES];
+        let (len, batch_len) = match self.load {
+            Load::ManySmall => (SMALL_BYTES, SMALL_BATCH_LEN),
+            _ => (BULK_BYTES, BULK_BATCH_LEN),
         };
         let op = |index: usize| WriteOp { lh: self.lh, offset: (index * len) as u64, from: &bytes[..len] };
-        let ops: Vec<_> = (0..together).map(op).collect();
+        let ops: Vec<_> = (0..batch_len).map(op).collect();
         while self.world.now_ns() < measured.end {
             let before_ns = self.world.now_ns();
             let len = if self.load == Load::Small {
-                self.session.write(self.lh, 0, &bytes[..SMALL]).await.expect("the peer lives");
-                SMALL
+                self.session.write(self.lh, 0, &bytes[..SMALL_BYTES]).await.expect("the peer lives");
+                SMALL_BYTES
             } else {
                 self.session.write_batch(&ops).await.expect("the peer lives");
-                len * together
+                len * batch_len
             };
             let now_ns = self.world.now_ns();
             if measured.contains(&now_ns) {

@@ -1,12 +1,12 @@
 //! Regions: allocated, mapped, read, written, filled, copied, moved, granted, revoked and freed concurrently.
 //!
 //! The valid results of an operation, and the valid contents of a word, follow from the times of the other operations:
-//! see [`lives`], [`words`] and [`rights`].
+//! see [`lives`], [`words`] and [`permissions`].
 
 mod commands;
 mod expected;
 mod lives;
-pub(crate) mod rights;
+pub(crate) mod permissions;
 mod unpermitted;
 pub(crate) mod words;
 
@@ -33,104 +33,106 @@ const COPY_FROM: &str = "copy from";
 
 /// The regions that a session has mapped.
 #[derive(Debug, Default)]
-pub(crate) struct Holdings {
-    held: Vec<Holding>,
+pub(crate) struct Mappings {
+    mappings: Vec<Mapping>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Holding {
+struct Mapping {
     lh: Lh,
     life: LifeId,
     /// Permissions of the mapping.
-    wanted: Permissions,
+    permissions: Permissions,
     /// Start of the mapping operation.
-    begun_ns: u64,
+    begin_ns: u64,
 }
 
-pub(crate) async fn act(actor: &mut Actor) {
-    if actor.regions.held.is_empty() {
+pub(crate) async fn run_operation(actor: &mut Actor) {
+    if actor.regions.mappings.is_empty() {
         let is_alloc = actor.random.chance(1, 3);
         return if is_alloc { commands::alloc(actor).await } else { commands::map(actor).await };
     }
-    let holding = actor.regions.held[actor.random.index(actor.regions.held.len())];
+    let mapping = actor.regions.mappings[actor.random.index(actor.regions.mappings.len())];
     match pick(&mut actor.random, &[24, 24, 3, 3, 3, 2, 6, 2, 2, 3, 3, 2]) {
-        0 => read(actor, holding).await,
-        1 => write(actor, holding).await,
-        2 => fill(actor, holding).await,
-        3 => copy(actor, holding).await,
-        4 => access_beyond_end(actor, holding).await,
+        0 => read(actor, mapping).await,
+        1 => write(actor, mapping).await,
+        2 => fill(actor, mapping).await,
+        3 => copy(actor, mapping).await,
+        4 => access_beyond_end(actor, mapping).await,
         5 => commands::alloc(actor).await,
         6 => commands::map(actor).await,
-        7 => commands::unmap(actor, holding).await,
-        8..=11 if !holding.wanted.contains(Permissions::MASTER) => unpermitted::act(actor, holding).await,
-        8 => commands::free(actor, holding).await,
-        9 => commands::grant(actor, holding).await,
-        10 => commands::revoke(actor, holding).await,
-        _ => commands::move_away(actor, holding).await,
+        7 => commands::unmap(actor, mapping).await,
+        8..=11 if !mapping.permissions.contains(Permissions::MASTER) => {
+            unpermitted::run_operation(actor, mapping).await
+        }
+        8 => commands::free(actor, mapping).await,
+        9 => commands::grant(actor, mapping).await,
+        10 => commands::revoke(actor, mapping).await,
+        _ => commands::move_away(actor, mapping).await,
     }
 }
 
 /// Frees the regions that the session may free.
 pub(crate) async fn finish(actor: &mut Actor) {
-    actor.regions.held.retain(|holding| holding.wanted.contains(Permissions::MASTER));
-    while let Some(holding) = actor.regions.held.last().copied() {
-        commands::free(actor, holding).await;
-        actor.regions.held.retain(|each| each.lh != holding.lh);
+    actor.regions.mappings.retain(|mapping| mapping.permissions.contains(Permissions::MASTER));
+    while let Some(mapping) = actor.regions.mappings.last().copied() {
+        commands::free(actor, mapping).await;
+        actor.regions.mappings.retain(|each| each.lh != mapping.lh);
     }
 }
 
 // Accesses.
 
-async fn read(actor: &mut Actor, holding: Holding) {
-    let range = random_words(actor, holding.life);
+async fn read(actor: &mut Actor, mapping: Mapping) {
+    let range = random_words(actor, mapping.life);
     let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
     let mut bytes = vec![0; len as usize];
-    let access = Access::begin(actor, holding, Permissions::READ);
-    note_access(actor, "read", holding, &range);
+    let access = Access::begin(actor, mapping, Permissions::READ);
+    trace_access(actor, "read", mapping, &range);
     let session = actor.session.clone();
-    let result = actor.attempt("read", session.read(holding.lh, offset, &mut bytes)).await;
+    let result = actor.attempt("read", session.read(mapping.lh, offset, &mut bytes)).await;
     if let Some(Ok(())) = result {
         let regions = actor.harness.regions.borrow();
         let is_cut_off = actor.harness.was_isolated(actor.node);
-        let found = regions.find_unexplained(holding.life, access.begin_ns, range.start, &bytes, is_cut_off);
+        let found = regions.find_unexplained(mapping.life, access.begin_ns, range.start, &bytes, is_cut_off);
         if let Some((index, value)) = found {
-            let name = regions.life(holding.life).name;
-            actor.harness.judge.violated(format!(
+            let name = regions.life(mapping.life).name;
+            actor.harness.judge.report_violation(format!(
                 "session {} of node {} read, from {} to {} ns, word {index} of r{name} (life {}) as {}; it may be {}",
                 actor.number,
                 actor.node,
                 access.begin_ns,
                 actor.now_ns(),
-                holding.life.0,
+                mapping.life.0,
                 regions.describe(value),
-                regions.life(holding.life).words.get(index).history(),
+                regions.life(mapping.life).words.get(index).history(),
             ));
         }
     }
     access.end(actor, "read", result.map(|result| result.map_err(|error| error.cause)));
 }
 
-async fn write(actor: &mut Actor, holding: Holding) {
-    let range = random_words(actor, holding.life);
+async fn write(actor: &mut Actor, mapping: Mapping) {
+    let range = random_words(actor, mapping.life);
     let offset = range.start as u64 * WORD;
-    let access = Access::begin(actor, holding, Permissions::WRITE);
-    note_access(actor, "write", holding, &range);
-    let (write, bytes) = actor.harness.regions.borrow_mut().begin_write(access.begin_ns, holding.life, range);
+    let access = Access::begin(actor, mapping, Permissions::WRITE);
+    trace_access(actor, "write", mapping, &range);
+    let (write, bytes) = actor.harness.regions.borrow_mut().begin_write(access.begin_ns, mapping.life, range);
     let session = actor.session.clone();
-    let result = actor.attempt("write", session.write(holding.lh, offset, &bytes)).await;
+    let result = actor.attempt("write", session.write(mapping.lh, offset, &bytes)).await;
     end_write(actor, &write, &result);
     access.end(actor, "write", result.map(|result| result.map_err(|error| error.cause)));
 }
 
-async fn fill(actor: &mut Actor, holding: Holding) {
-    let range = random_words(actor, holding.life);
+async fn fill(actor: &mut Actor, mapping: Mapping) {
+    let range = random_words(actor, mapping.life);
     let (offset, len) = (range.start as u64 * WORD, range.len() as u64 * WORD);
-    let access = Access::begin(actor, holding, Permissions::WRITE);
+    let access = Access::begin(actor, mapping, Permissions::WRITE);
     let byte = actor.random.between(1, 255) as u8;
-    note_access(actor, "fill", holding, &range);
-    let write = actor.harness.regions.borrow_mut().begin_fill(access.begin_ns, holding.life, range, byte);
+    trace_access(actor, "fill", mapping, &range);
+    let write = actor.harness.regions.borrow_mut().begin_fill(access.begin_ns, mapping.life, range, byte);
     let session = actor.session.clone();
-    let result = actor.attempt("fill", session.fill(holding.lh, offset, len, byte)).await;
+    let result = actor.attempt("fill", session.fill(mapping.lh, offset, len, byte)).await;
     end_write(actor, &write, &result);
     access.end(actor, "fill", result.map(|result| result.map_err(|error| error.cause)));
 }
@@ -146,15 +148,15 @@ fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), Acc
     }
 }
 
-async fn copy(actor: &mut Actor, from: Holding) {
-    let to = actor.regions.held[actor.random.index(actor.regions.held.len())];
+async fn copy(actor: &mut Actor, from: Mapping) {
+    let to = actor.regions.mappings[actor.random.index(actor.regions.mappings.len())];
     let source = random_words(actor, from.life);
     let target_words = actor.harness.regions.borrow().life(to.life).words.len();
     let count = source.len().min(target_words);
     let first = actor.random.index(target_words - count + 1);
     let target = first..first + count;
-    note_access(actor, "copy from", from, &source);
-    note_access(actor, "copy to", to, &target);
+    trace_access(actor, "copy from", from, &source);
+    trace_access(actor, "copy to", to, &target);
     let accesses =
         [Access::begin(actor, from, Permissions::READ), Access::begin(actor, to, Permissions::WRITE)];
     let begin_ns = accesses[0].begin_ns;
@@ -205,8 +207,8 @@ async fn copy(actor: &mut Actor, from: Holding) {
 }
 
 /// Accesses a range that is partly or completely beyond the end, or wraps around. The access must be refused.
-async fn access_beyond_end(actor: &mut Actor, holding: Holding) {
-    let len = actor.harness.regions.borrow().life(holding.life).bytes();
+async fn access_beyond_end(actor: &mut Actor, mapping: Mapping) {
+    let len = actor.harness.regions.borrow().life(mapping.life).bytes();
     let offset = match actor.random.below(4) {
         0 => len,
         1 => u64::MAX - 7,
@@ -216,8 +218,8 @@ async fn access_beyond_end(actor: &mut Actor, holding: Holding) {
     let mut bytes = vec![0xee; 2 * WORD as usize];
     let session = actor.session.clone();
     let result = match actor.random.below(2) {
-        0 => actor.attempt("read past the end", session.read(holding.lh, offset, &mut bytes)).await,
-        _ => actor.attempt("write past the end", session.write(holding.lh, offset, &bytes)).await,
+        0 => actor.attempt("read past the end", session.read(mapping.lh, offset, &mut bytes)).await,
+        _ => actor.attempt("write past the end", session.write(mapping.lh, offset, &bytes)).await,
     };
     actor.harness.judge.expect(!matches!(result, Some(Ok(()))), || {
         format!("an access at offset {offset} of a region of {len} bytes succeeded")
@@ -225,12 +227,9 @@ async fn access_beyond_end(actor: &mut Actor, holding: Holding) {
 }
 
 /// Records the next access in the trace.
-fn note_access(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
-    let (life, number) = (holding.life.0, actor.number);
-    actor.harness.world.note(
-        Some(actor.host),
-        format_args!("session {number} will {what} words {words:?} of life {life} by {:?}", holding.lh),
-    );
+fn trace_access(actor: &Actor, what: &str, mapping: Mapping, words: &Range<usize>) {
+    let life = mapping.life.0;
+    actor.trace(format_args!("will {what} words {words:?} of life {life} by {:?}", mapping.lh));
 }
 
 /// Returns a range of words, sometimes a long one.
@@ -245,39 +244,39 @@ fn random_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
 
 /// An access in progress.
 struct Access {
-    holding: Holding,
+    mapping: Mapping,
     kind: Permissions,
     begin_ns: u64,
 }
 
 impl Access {
-    fn begin(actor: &Actor, holding: Holding, kind: Permissions) -> Access {
+    fn begin(actor: &Actor, mapping: Mapping, kind: Permissions) -> Access {
         let begin_ns = actor.now_ns();
-        actor.harness.regions.borrow_mut().life_mut(holding.life).begin_access(begin_ns);
-        Access { holding, kind, begin_ns }
+        actor.harness.regions.borrow_mut().life_mut(mapping.life).begin_access(begin_ns);
+        Access { mapping, kind, begin_ns }
     }
 
     /// Records that the outcome is unknown.
     fn cancel(self, actor: &Actor) {
-        actor.harness.regions.borrow_mut().life_mut(self.holding.life).end_access(self.begin_ns);
+        actor.harness.regions.borrow_mut().life_mut(self.mapping.life).end_access(self.begin_ns);
     }
 
     fn end(self, actor: &mut Actor, what: &str, result: Option<Result<(), AccessCause>>) {
-        let Access { holding, kind, begin_ns } = self;
+        let Access { mapping, kind, begin_ns } = self;
         let verdict = match &result {
             None => Ok(()),
-            Some(Ok(())) => check_success(actor, holding, kind, begin_ns, what == COPY_FROM),
-            Some(Err(cause)) => check_refusal(actor, holding, kind, begin_ns, cause),
+            Some(Ok(())) => check_success(actor, mapping, kind, begin_ns, what == COPY_FROM),
+            Some(Err(cause)) => check_refusal(actor, mapping, kind, begin_ns, cause),
         };
         if let Err(reason) = verdict {
-            let life = holding.life.0;
+            let life = mapping.life.0;
             let (number, node, now) = (actor.number, actor.node, actor.now_ns());
-            actor.harness.judge.violated(format!(
+            actor.harness.judge.report_violation(format!(
                 "{what} by session {number} of node {node} in life {life}, from {begin_ns} to {now} ns: {reason}"
             ));
         }
         if let Some(Err(AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::LinkLost(_))) = result {
-            actor.regions.held.retain(|each| each.lh != holding.lh);
+            actor.regions.mappings.retain(|each| each.lh != mapping.lh);
         }
         self.cancel(actor);
     }
@@ -285,13 +284,13 @@ impl Access {
 
 fn check_success(
     actor: &Actor,
-    holding: Holding,
+    mapping: Mapping,
     kind: Permissions,
     begin_ns: u64,
     is_copied: bool,
 ) -> Result<(), String> {
     let regions = actor.harness.regions.borrow();
-    let life = regions.life(holding.life);
+    let life = regions.life(mapping.life);
     // A node has missed changes if it was declared dead, or was stopped and then declared others dead. If adapters
     // connect the nodes, its accesses fail even so, because a change waits until each mapper has confirmed it or is cut
     // off.
@@ -304,9 +303,9 @@ fn check_success(
     };
     let since_ns = begin_ns.max(over_ns);
     if !life.may_have_lived(since_ns) {
-        return Err(format!("the access succeeded, but the region was freed at {} ns", life.ended_ns));
+        return Err(format!("the access succeeded, but the region was freed at {} ns", life.freed_ns));
     }
-    if !holding.wanted.contains(kind) || !life.rights.may_have(actor.principal, kind, since_ns) {
+    if !mapping.permissions.contains(kind) || !life.permissions.may_have(actor.principal, kind, since_ns) {
         return Err(format!("the access succeeded without permission for {kind}"));
     }
     Ok(())
@@ -314,25 +313,24 @@ fn check_success(
 
 fn check_refusal(
     actor: &Actor,
-    holding: Holding,
+    mapping: Mapping,
     kind: Permissions,
     begin_ns: u64,
     cause: &AccessCause,
 ) -> Result<(), String> {
     let regions = actor.harness.regions.borrow();
-    let life = regions.life(holding.life);
-    let is_calm = actor.harness.judge.is_calm();
+    let life = regions.life(mapping.life);
     let was_revoked = life.revoked[actor.principal];
     // A handle that was mapped in peace must work if all nodes of its region live.
-    let is_due = actor.harness.was_peace_since(holding.begun_ns) && commands::is_intact(actor, life);
-    let is_calm = is_calm || is_due;
+    let is_due = actor.harness.was_peace_since(mapping.begin_ns) && commands::is_intact(actor, life);
+    let had_fault = actor.harness.judge.had_fault() && !is_due;
     let is_explained = match cause {
-        AccessCause::Stale => !is_calm || life.end_begun_ns != NEVER || was_revoked,
+        AccessCause::Stale => had_fault || life.free_begin_ns != NEVER || was_revoked,
         AccessCause::PermissionDenied { .. } => {
-            let has_right = life.rights.has_had(actor.principal, kind, begin_ns);
-            !holding.wanted.contains(kind) || was_revoked || !has_right
+            let has_right = life.permissions.has_had(actor.principal, kind, begin_ns);
+            !mapping.permissions.contains(kind) || was_revoked || !has_right
         }
-        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed(_) => !is_calm,
+        AccessCause::PeerDown(_) | AccessCause::LinkLost(_) | AccessCause::NodeClosed(_) => had_fault,
         _ => false,
     };
     if is_explained { Ok(()) } else { Err(format!("refused without a known cause: {cause}")) }

@@ -17,31 +17,31 @@ use crate::plan::Plan;
 use crate::trial;
 
 /// Runs a scenario on nodes that have joined, without other work. Returns the digest of the trial.
-fn on_nodes<F: Future<Output = ()> + 'static>(
+fn run_on_nodes<F: Future<Output = ()> + 'static>(
     nodes: u32,
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
 ) -> u64 {
-    on_hardware("local", nodes, scenario)
+    run_on_hardware("local", nodes, scenario)
 }
 
-pub(crate) fn on_hardware<F: Future<Output = ()> + 'static>(
+pub(crate) fn run_on_hardware<F: Future<Output = ()> + 'static>(
     profile: &str,
     nodes: u32,
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
 ) -> u64 {
-    on_plan(&format!("nodes = {nodes}\nprofile = '{profile}'"), scenario)
+    run_on_plan(&format!("nodes = {nodes}\nprofile = '{profile}'"), scenario)
 }
 
-/// As [`on_nodes`], on hosts with `nodes` nodes each, which adapters connect.
-fn on_hosts<F: Future<Output = ()> + 'static>(
+/// As [`run_on_nodes`], on hosts with `nodes` nodes each, which adapters connect.
+fn run_on_hosts<F: Future<Output = ()> + 'static>(
     nodes: &[u32],
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
 ) -> u64 {
     let all: u32 = nodes.iter().sum();
-    on_plan(&format!("nodes = {all}\nprofile = 'rnic-100g'\nhosts = {nodes:?}"), scenario)
+    run_on_plan(&format!("nodes = {all}\nprofile = 'rnic-100g'\nhosts = {nodes:?}"), scenario)
 }
 
-pub(crate) fn on_plan<F: Future<Output = ()> + 'static>(
+pub(crate) fn run_on_plan<F: Future<Output = ()> + 'static>(
     plan: &str,
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
 ) -> u64 {
@@ -75,7 +75,7 @@ pub(crate) fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 }
 
 /// Allocates a region of a few words on the session's own node.
-pub(crate) async fn alloc_here(session: &Session, name: &str) -> Lh {
+pub(crate) async fn alloc_local(session: &Session, name: &str) -> Lh {
     session.alloc(Some(name), 64, Placement::Local, ALL).await.expect("there is room")
 }
 
@@ -91,7 +91,7 @@ pub(crate) const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).
 /// Regression: only freed space, or a poll once per millisecond, woke the call.
 #[test]
 fn a_call_that_waits_for_ring_space_times_out() {
-    on_nodes(2, |harness| async move {
+    run_on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         harness.world.pause(harness.host(1));
         let input = vec![7; 4000];
@@ -110,7 +110,7 @@ fn a_call_that_waits_for_ring_space_times_out() {
 /// Regression: the caller awaited the answers in sequence, and read a long answer only in its turn.
 #[test]
 fn a_silent_node_does_not_delay_other_answers() {
-    on_nodes(4, |harness| async move {
+    run_on_nodes(4, |harness| async move {
         let sessions = [1, 2, 3].map(|node| session_of(&harness, node));
         let servers = sessions.map(|session| {
             session.serve(FUNCTION, ServeOptions::default()).expect("no other session serves it")
@@ -132,13 +132,13 @@ fn a_silent_node_does_not_delay_other_answers() {
     });
 }
 
-/// Regression: the node forgot its peer when it gave up the connection. So the access failed with "stale handle", an
+/// Regression: the node forgot its peer when it closed the connection. So the access failed with "stale handle", an
 /// error that promises that nothing was done.
 #[test]
 fn a_broken_connection_reports_possible_effects() {
-    on_hardware("rnic-100g", 2, |harness| async move {
+    run_on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-        let own = alloc_here(&there, "words").await;
+        let own = alloc_local(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("the region exists");
         // The operations are executed, but their answers are lost.
         let (from, to) = (harness.host(1), harness.host(0));
@@ -157,12 +157,12 @@ fn a_broken_connection_reports_possible_effects() {
     });
 }
 
-/// Regression: the node behind a cut link was told as down, and its user was advised to restart it.
+/// Regression: a node behind a cut link was reported as down, with the advice to restart it.
 #[test]
-fn a_cut_link_is_not_told_as_a_dead_node() {
-    on_hardware("roce-100g", 2, |harness| async move {
+fn a_cut_link_is_not_reported_as_a_dead_node() {
+    run_on_hardware("roce-100g", 2, |harness| async move {
         let (first, session) = (session_of(&harness, 0), session_of(&harness, 1));
-        alloc_here(&first, "words").await;
+        alloc_local(&first, "words").await;
         let lh = session.map("words", ALL).await.expect("the region exists");
         let ends = [(0, 1), (1, 0)].map(|(from, to)| (harness.host(from), harness.host(to)));
         let links = ends.map(|(from, to)| harness.world.link(from, to));
@@ -200,13 +200,13 @@ fn a_cut_link_is_not_told_as_a_dead_node() {
 /// Regression: handle numbers were reused while the engine still changed their previous handles.
 #[test]
 fn handles_of_a_leaving_node_keep_their_regions() {
-    on_nodes(4, |harness| async move {
+    run_on_nodes(4, |harness| async move {
         let (home, leaver, slow) =
             (session_of(&harness, 1), session_of(&harness, 2), session_of(&harness, 3));
-        let ours = [alloc_here(&home, "salt").await, alloc_here(&home, "pepper").await];
+        let ours = [alloc_local(&home, "salt").await, alloc_local(&home, "pepper").await];
         home.write(ours[0], 0, b"salt..").await.expect("the bytes are local");
         home.write(ours[1], 0, b"pepper").await.expect("the bytes are local");
-        alloc_here(&slow, "slow").await;
+        alloc_local(&slow, "slow").await;
         leaver.map("salt", ALL).await.expect("the region exists");
         let other = leaver.map("slow", ALL).await.expect("the region exists");
         // A leaving node waits for its outstanding commands, so this fill delays the departure.
@@ -241,7 +241,7 @@ fn is_closed<T>(ended: Poll<Result<T, LockError>>) -> bool {
 /// Regression: leaving wakes all timers, which looked like a timeout.
 #[test]
 fn lock_within_fails_when_the_node_leaves() {
-    on_nodes(1, |harness| async move {
+    run_on_nodes(1, |harness| async move {
         let (holder, waiter) = (session_of(&harness, 0), session_of(&harness, 0));
         let _guard = holder.lock("ledger").await.expect("the lock is free");
         let mut taking = pin!(waiter.lock_within("ledger", Duration::from_secs(3600)));
@@ -255,7 +255,7 @@ fn lock_within_fails_when_the_node_leaves() {
 /// Regression: a guard dropped during leaving releases nothing, so the session seemed to hold the lock.
 #[test]
 fn a_lock_on_a_leaving_node_is_not_reported_as_held() {
-    on_nodes(1, |harness| async move {
+    run_on_nodes(1, |harness| async move {
         let session = session_of(&harness, 0);
         let guard = session.lock("ledger").await.expect("the lock is free");
         harness.driven(0).expect("the node is up").begin_to_leave();
@@ -269,11 +269,11 @@ fn a_lock_on_a_leaving_node_is_not_reported_as_held() {
 #[test]
 fn locks_and_watches_repeat_with_the_seed() {
     let run = || {
-        on_nodes(2, |harness| async move {
+        run_on_nodes(2, |harness| async move {
             let session = session_of(&harness, 1);
             let guard = session.lock("ledger").await.expect("the lock is free");
             harness.world.fold(guard.token());
-            let board = alloc_here(&session, "board").await;
+            let board = alloc_local(&session, "board").await;
             let _watch = session.watch(board).await.expect("the session may read");
             // A writer sends to the watch's port.
             let other = session_of(&harness, 0);
@@ -288,7 +288,7 @@ fn locks_and_watches_repeat_with_the_seed() {
 /// of memory.
 #[test]
 fn a_server_that_leaves_reports_that_it_closed() {
-    on_nodes(2, |harness| async move {
+    run_on_nodes(2, |harness| async move {
         let server = session_of(&harness, 1)
             .serve(FUNCTION, ServeOptions::default())
             .expect("no other session serves it");
@@ -318,7 +318,7 @@ fn a_server_that_leaves_reports_that_it_closed() {
 /// Regression: the writer waited for a second, however short the lease.
 #[test]
 fn an_unreachable_watcher_delays_its_writer_by_a_lease() {
-    on_nodes(3, |harness| async move {
+    run_on_nodes(3, |harness| async move {
         let lease_ns = harness.plan.lease().as_nanos() as u64;
         let writer = harness.driven(1).expect("the node is up").session();
         let board = writer.alloc(Some("board"), 64, Placement::On(NodeId(0)), Permissions::READ).await;
@@ -345,9 +345,9 @@ fn an_unreachable_watcher_delays_its_writer_by_a_lease() {
 /// Without the wake-up, the next poll would follow up to a millisecond later.
 #[test]
 fn a_notification_ends_the_pause_of_a_wait() {
-    on_nodes(2, |harness| async move {
+    run_on_nodes(2, |harness| async move {
         let (reader, writer) = (session_of(&harness, 0), session_of(&harness, 1));
-        let flag = alloc_here(&reader, "flag").await;
+        let flag = alloc_local(&reader, "flag").await;
         let theirs = writer.map("flag", ALL).await.expect("the region exists");
         for round in 1..=5u64 {
             let reader = reader.clone();
@@ -382,7 +382,7 @@ async fn begin_next_incarnation(harness: &Rc<Harness>, node: u32) {
 /// Regression: the message went to the next incarnation, or waited forever if each incarnation ended too early.
 #[test]
 fn a_waiting_message_fails_with_its_incarnation() {
-    on_nodes(2, |harness| async move {
+    run_on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         harness.world.pause(harness.host(1));
         let input = vec![7; 4000];
@@ -408,7 +408,7 @@ fn a_waiting_message_fails_with_its_incarnation() {
 /// Regression: the message named a reservation of the former incarnation, unknown to the new incarnation.
 #[test]
 fn reserved_places_end_with_their_incarnation() {
-    on_nodes(2, |harness| async move {
+    run_on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         let full = ServeOptions { requests_max: 1, ..ServeOptions::default() };
         let mailbox = mailbox_of(&harness, 1, full.clone());
@@ -431,7 +431,7 @@ fn reserved_places_end_with_their_incarnation() {
 /// Regression: changes waited for all posted operations, to any peer.
 #[test]
 fn a_pending_write_delays_changes_of_its_region_only() {
-    on_nodes(3, |harness| async move {
+    run_on_nodes(3, |harness| async move {
         let session = session_of(&harness, 0);
         let on = |node| session.alloc(None, 64, Placement::On(NodeId(node)), ALL);
         let silent = on(2).await.expect("there is room");
@@ -458,8 +458,8 @@ fn a_pending_write_delays_changes_of_its_region_only() {
 
 /// Regression: the header of a call with such a name exceeded the limit of inline posts, and the node panicked.
 #[test]
-fn a_principal_with_a_name_of_250_bytes_calls_and_sends() {
-    on_hardware("rnic-100g", 2, |harness| async move {
+fn a_principal_name_of_250_bytes_fits_into_calls_and_messages() {
+    run_on_hardware("rnic-100g", 2, |harness| async move {
         let name = "a".repeat(250);
         let server = session_of(&harness, 1)
             .serve(FUNCTION, ServeOptions::default())
@@ -487,10 +487,10 @@ fn a_principal_with_a_name_of_250_bytes_calls_and_sends() {
     });
 }
 
-/// Regression: outstanding answers of a node that left counted as operations without effect.
+/// Regression: operations whose answers were outstanding when the node left counted as operations without effect.
 #[test]
 fn leaving_reports_possible_effects() {
-    on_nodes(2, |harness| async move {
+    run_on_nodes(2, |harness| async move {
         let (session, other) = (session_of(&harness, 0), session_of(&harness, 1));
         let lh = session.alloc(Some("till"), 64, Placement::On(NodeId(1)), ALL).await.expect("there is room");
         let theirs = other.map("till", ALL).await.expect("the region exists");
@@ -514,7 +514,7 @@ fn leaving_reports_possible_effects() {
 /// The location of a word determines the path, not the caller: `explain` reports the path of each piece.
 #[test]
 fn instructions_and_adapters_lose_no_addition() {
-    on_hosts(&[2, 1], |harness| async move {
+    run_on_hosts(&[2, 1], |harness| async move {
         let [near, beside, far] = [0, 1, 2].map(|node| session_of(&harness, node));
         let spread = Placement::Spread([0, 1, 2].map(NodeId).to_vec());
         let len = 3 * CHUNK_BYTES;
@@ -566,7 +566,7 @@ fn instructions_and_adapters_lose_no_addition() {
 /// Regression: the killed process dropped its guard, which released the lock through shared memory.
 #[test]
 fn a_neighbour_recovers_the_lock_of_a_killed_process() {
-    on_hosts(&[2, 1], |harness| async move {
+    run_on_hosts(&[2, 1], |harness| async move {
         let other = session_of(&harness, 1);
         drop(other.lock("ledger").await.expect("the lock is free"));
         let held = Rc::new(Cell::new(0));
@@ -588,7 +588,7 @@ fn a_neighbour_recovers_the_lock_of_a_killed_process() {
 /// Regression: unpolled accesses kept all staging memory, so other accesses waited.
 #[test]
 fn unpolled_accesses_do_not_block_others() {
-    on_nodes(2, |harness| async move {
+    run_on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         let len = 1 << 20;
         let lh = session.alloc(None, len, Placement::On(NodeId(1)), ALL).await.expect("there is room");
@@ -608,7 +608,7 @@ fn unpolled_accesses_do_not_block_others() {
 /// Regression: a queue to a dead peer never reports free places.
 #[test]
 fn waiting_for_queue_space_ends_with_the_peer() {
-    on_plan("nodes = 2\nqueue_depth = 4\nlease_us = 100000", |harness| async move {
+    run_on_plan("nodes = 2\nqueue_depth = 4\nlease_us = 100000", |harness| async move {
         let session = session_of(&harness, 0);
         let lh = session.alloc(None, 64, Placement::On(NodeId(1)), ALL).await.expect("there is room");
         let link = harness.world.link(harness.host(0), harness.host(1));
@@ -632,7 +632,7 @@ fn waiting_for_queue_space_ends_with_the_peer() {
 /// The second half of the write is executed by stores, before the posted first half arrives.
 #[test]
 fn a_half_posted_write_reports_a_partial_effect() {
-    on_hardware("rnic-100g", 2, |harness| async move {
+    run_on_hardware("rnic-100g", 2, |harness| async move {
         let session = session_of(&harness, 0);
         let placement = Placement::Spread(vec![NodeId(1), NodeId(0)]);
         let lh = session.alloc(None, 2 * CHUNK_BYTES, placement, ALL).await.expect("there is room");
@@ -651,7 +651,7 @@ fn a_half_posted_write_reports_a_partial_effect() {
 /// Requests beyond the queue are posted later; two writers compete for the queue's places.
 #[test]
 fn batches_complete_over_short_queues() {
-    on_plan("nodes = 3\nprofile = 'rnic-100g'\nqueue_depth = 4", |harness| async move {
+    run_on_plan("nodes = 3\nprofile = 'rnic-100g'\nqueue_depth = 4", |harness| async move {
         let session = session_of(&harness, 0);
         let on = |node| session.alloc(None, 4096, Placement::On(NodeId(node)), ALL);
         let regions = [on(1).await.expect("there is room"), on(2).await.expect("there is room")];
@@ -687,7 +687,7 @@ async fn write_and_read_words(session: &Session, regions: [Lh; 2], writer: u64) 
 /// A restarted node connects to a peer that hears nothing from it; no other node knows its new address.
 #[test]
 fn an_unheard_node_is_dialled_at_its_new_address() {
-    on_plan("nodes = 2\nprofile = 'roce-100g'\nlease_us = 500", |harness| async move {
+    run_on_plan("nodes = 2\nprofile = 'roce-100g'\nlease_us = 500", |harness| async move {
         let (world, lease) = (&harness.world, harness.plan.lease());
         harness.crash(0);
         while harness.can_reach(1, 0) {
@@ -701,7 +701,7 @@ fn an_unheard_node_is_dialled_at_its_new_address() {
         let [first, second] = [0, 1].map(|node| harness.host(node));
         let link = world.link(first, second);
         world.set_link(first, second, Link { up: false, ..link });
-        // Both nodes give the connection up.
+        // Both nodes close the connection.
         world.sleep(None, 8 * lease).await;
         assert!(!harness.can_reach(1, 0), "node 1 has heard node 0");
         world.set_link(first, second, link);

@@ -4,15 +4,14 @@
 //! No third session knows the region, so no third session affects the outcome. The other principal's session is on the
 //! same node, so that its commands reach the region's home just before or after the owner's commands.
 
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use halite::{AccessCause, Lh, NodeId, Permissions, Placement, RegionCause, RegionError, Session, Who};
 
 use crate::actor::Actor;
+use crate::futures::both;
 use crate::harness::{Harness, PRINCIPALS};
-use crate::judge::may_follow_fault;
+use crate::judge::{access_may_follow_fault, may_follow_fault};
 
 const BYTES: u64 = 64;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
@@ -21,11 +20,7 @@ const DELAY_NS_MAX: u64 = 4_000;
 
 /// Returns the names of the regions whose permissions are revoked while in use: one per session.
 pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
-    let (nodes, sessions) = match harness.plan.work.rights {
-        0 => (0, 0),
-        _ => (harness.nodes(), harness.plan.sessions),
-    };
-    (0..nodes).flat_map(move |node| (0..sessions).map(move |session| name(node, session)))
+    harness.scene_names(harness.plan.work.rights, name)
 }
 
 fn name(node: u32, session: u32) -> String {
@@ -40,7 +35,7 @@ struct Scene {
     grantee: Who,
 }
 
-pub(crate) async fn act(actor: &mut Actor) {
+pub(crate) async fn run_operation(actor: &mut Actor) {
     let Some(scene) = prepare(actor).await else { return };
     match actor.random.below(2) {
         0 => revoke_master(actor, &scene).await,
@@ -56,8 +51,8 @@ pub(crate) async fn act(actor: &mut Actor) {
 async fn prepare(actor: &mut Actor) -> Option<Scene> {
     let (session, name, begin_ns) = (actor.session.clone(), name(actor.node, actor.number), actor.now_ns());
     let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
-    let made = session.alloc(Some(&name), BYTES, Placement::On(home), EVERYONE);
-    let lh = match actor.attempt("alloc contested", made).await? {
+    let allocation = session.alloc(Some(&name), BYTES, Placement::On(home), EVERYONE);
+    let lh = match actor.attempt("alloc contested", allocation).await? {
         Ok(lh) => lh,
         Err(error) => {
             // The operation was cancelled, or the home could not be reached to free the region.
@@ -110,7 +105,7 @@ async fn revoke_master(actor: &mut Actor, scene: &Scene) {
     };
     let ended = async { Ok::<_, RegionError>(both(revoking, freeing).await) };
     let Some(Ok((revoked, freed))) = actor.attempt("revoke master", ended).await else { return };
-    actor.note(format_args!("revoke: {revoked:?}, free: {freed:?}"));
+    actor.trace(format_args!("revoke: {revoked:?}, free: {freed:?}"));
     // A freed region has no permissions to revoke, and a deposed master cannot free it.
     let is_valid = revoked.is_err() || freed.is_err();
     actor.expect(
@@ -142,14 +137,10 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
         let is_right = match &written {
             None => true,
             Some(Ok(())) => false,
-            Some(Err(error)) => match error.cause {
-                AccessCause::Sealed => true,
-                AccessCause::Stale
-                | AccessCause::PeerDown(_)
-                | AccessCause::LinkLost(_)
-                | AccessCause::NodeClosed(_) => !actor.harness.judge.is_calm(),
-                _ => false,
-            },
+            Some(Err(error)) => {
+                error.cause == AccessCause::Sealed
+                    || access_may_follow_fault(&error.cause) && actor.harness.judge.had_fault()
+            }
         };
         actor.expect(
             is_right,
@@ -171,28 +162,5 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
 }
 
 fn fault_explains(actor: &Actor, cause: &RegionCause) -> bool {
-    may_follow_fault(cause) && !actor.harness.judge.is_calm()
-}
-
-/// Returns the outputs of two futures, which are polled alternately.
-async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
-    let (mut a, mut b) = (pin!(a), pin!(b));
-    let (mut from_a, mut from_b) = (None, None);
-    std::future::poll_fn(move |context| {
-        if from_a.is_none()
-            && let Poll::Ready(output) = a.as_mut().poll(context)
-        {
-            from_a = Some(output);
-        }
-        if from_b.is_none()
-            && let Poll::Ready(output) = b.as_mut().poll(context)
-        {
-            from_b = Some(output);
-        }
-        match from_a.is_some() && from_b.is_some() {
-            true => Poll::Ready(from_a.take().zip(from_b.take()).expect("both have ended")),
-            false => Poll::Pending,
-        }
-    })
-    .await
+    may_follow_fault(cause) && actor.harness.judge.had_fault()
 }

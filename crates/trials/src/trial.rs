@@ -44,7 +44,7 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     world.spawn(None, "the scenario", scenario(harness.clone()));
     let result = panics::catch(|| {
         if let Some(violation) = run_to_end(&harness) {
-            harness.judge.violated(violation);
+            harness.judge.report_violation(violation);
         }
         let report = report(&harness, seed);
         harness.end();
@@ -70,7 +70,7 @@ pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
 
 fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
     let result = panics::catch(|| {
-        harness.judge.violated(panic);
+        harness.judge.report_violation(panic);
         report(&harness, seed)
     });
     let bare = || Report::bare(&harness.plan.name, seed, harness.judge.violation());
@@ -88,7 +88,7 @@ fn run_to_end(harness: &Harness) -> Option<String> {
         match world.run_until(world.now_ns() + CHECK_INTERVAL_NS) {
             RunEnd::Finished => return refused_requests(harness),
             RunEnd::DeadlineReached if harness.judge.is_ok() => {
-                overlaps::judge(harness);
+                overlaps::check(harness);
                 if let Some(violation) = refused_requests(harness) {
                     return Some(violation);
                 }
@@ -124,18 +124,18 @@ async fn scenario(harness: Rc<Harness>) {
     harness.start_work();
     world.spawn(None, "faults", faults::inject(harness.clone()));
     if harness.reconnects_soon() {
-        world.spawn(None, "peace", peace::keep(harness.clone()));
+        world.spawn(None, "peace", peace::check_until_end(harness.clone()));
     }
     world.sleep(None, Duration::from_micros(harness.plan.duration_us)).await;
     harness.stop_work();
     wind_down(&harness).await;
     world.sleep(None, SETTLE_TIME).await;
     harness.abort_faults();
-    words::judge(&harness);
-    locks::judge(&harness);
-    messages::judge(&harness);
-    log::judge(&harness);
-    kv::judge(&harness);
+    words::check(&harness);
+    locks::check(&harness);
+    messages::check(&harness);
+    log::check(&harness);
+    kv::check(&harness);
 }
 
 /// Waits until all sessions have ended, and checks for leaks.
@@ -146,7 +146,9 @@ async fn wind_down(harness: &Rc<Harness>) {
     while harness.working_sessions() > 0 && harness.judge.is_ok() {
         if harness.world.now_ns() > deadline_ns {
             let working = harness.working_sessions();
-            return harness.judge.violated(format!("{working} sessions have not ended after {timeout:?}"));
+            return harness
+                .judge
+                .report_violation(format!("{working} sessions have not ended after {timeout:?}"));
         }
         harness.world.sleep(None, Duration::from_micros(100)).await;
     }

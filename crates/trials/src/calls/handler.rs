@@ -8,7 +8,7 @@ use halite_sim::{HostId, Random};
 
 use super::ledger::{CallId, Kind, Request, Task};
 use super::{TIMEOUT_US_MAX, payload, uses_batches};
-use crate::cancel;
+use crate::futures;
 use crate::harness::{Harness, PRINCIPALS};
 
 /// The principal that serves the functions.
@@ -18,7 +18,7 @@ const GUEST: usize = 1;
 /// Number of tasks per function.
 const TASKS: u32 = 2;
 /// Maximum queue length of the function [`Kind::Narrow`].
-const NARROW: usize = 2;
+const NARROW_QUEUE_MAX: usize = 2;
 /// Maximum number of calls that are received together.
 const BATCH_MAX: usize = 8;
 
@@ -35,7 +35,7 @@ fn options_of(kind: Kind) -> ServeOptions {
     let options = ServeOptions::default();
     match kind {
         Kind::Closed => ServeOptions { callers: Some(vec![PRINCIPALS[GUEST].to_owned()]), ..options },
-        Kind::Narrow => ServeOptions { requests_max: NARROW, ..options },
+        Kind::Narrow => ServeOptions { requests_max: NARROW_QUEUE_MAX, ..options },
         Kind::Open | Kind::Absent => options,
     }
 }
@@ -46,7 +46,9 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     for kind in [Kind::Open, Kind::Closed, Kind::Narrow] {
         let server = match session.serve(function_of(kind), options_of(kind)) {
             Ok(server) => server,
-            Err(error) => return harness.judge.violated(format!("node {node} cannot serve: {error}")),
+            Err(error) => {
+                return harness.judge.report_violation(format!("node {node} cannot serve: {error}"));
+            }
         };
         for number in 0..TASKS {
             let name = format!("handler {number} of {kind:?} at node {node}");
@@ -58,7 +60,7 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
                 random: harness.world.random(&format!("{name} in life {}", harness.incarnation(node))),
                 server: server.clone(),
             };
-            harness.world.spawn(Some(handler.host), name, handler.work());
+            harness.world.spawn(Some(handler.host), name, handler.run());
         }
     }
 }
@@ -73,13 +75,13 @@ struct Handler {
 }
 
 impl Handler {
-    async fn work(mut self) {
+    async fn run(mut self) {
         let (world, server) = (self.harness.world.clone(), self.server.clone());
         let per_mille = self.harness.plan.work.given_up_per_mille;
         loop {
             let max = if uses_batches(&mut self.random, &self.harness.plan) { BATCH_MAX } else { 1 };
             let receiving = server.recv_many(max);
-            let received = cancel::run_or_cancel(&world, self.host, &mut self.random, per_mille, receiving);
+            let received = futures::run_or_cancel(&world, self.host, &mut self.random, per_mille, receiving);
             match received.await {
                 Some(Ok(calls)) => self.handle(calls).await,
                 Some(Err(_)) => return,
@@ -102,7 +104,9 @@ impl Handler {
                 }
                 Err(reason) => {
                     let (kind, node) = (self.kind, self.node);
-                    self.harness.judge.violated(format!("{kind:?} at node {node} got a call: {reason}"));
+                    self.harness
+                        .judge
+                        .report_violation(format!("{kind:?} at node {node} got a call: {reason}"));
                 }
             }
         }
@@ -155,7 +159,9 @@ impl Handler {
         };
         let is_right = match error.cause {
             ReplyCause::CallerGone => true,
-            ReplyCause::TooLong { max } => max == request.room && u64::from(request.output_bytes) > max,
+            ReplyCause::TooLong { max } => {
+                max == request.answer_bytes_max && u64::from(request.output_bytes) > max
+            }
             _ => false,
         };
         self.harness

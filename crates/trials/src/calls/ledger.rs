@@ -56,15 +56,15 @@ pub(super) struct Request {
     pub(super) input_bytes: u32,
     pub(super) output_bytes: u32,
     /// Maximum length of an answer, in bytes.
-    pub(super) room: u64,
+    pub(super) answer_bytes_max: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct CallState {
     request: Request,
-    runs: u32,
+    executions: u32,
     /// True if the caller got an error which promises that the call was not executed.
-    denied: bool,
+    is_reported_unexecuted: bool,
     /// Time of the handler's answer.
     replied_ns: Option<u64>,
 }
@@ -75,8 +75,8 @@ pub(super) struct FailureContext {
     pub(super) now_ns: u64,
     /// Time since the deadline of the call; negative before it.
     pub(super) overdue_ns: i64,
-    /// True if no fault has happened so far.
-    pub(super) is_calm: bool,
+    /// True if there was no fault so far.
+    pub(super) is_fault_free: bool,
 }
 
 /// Maximum time until an answer that fits into a slot arrives, without faults.
@@ -105,7 +105,12 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     pub(super) fn begin(&mut self, request: Request) -> CallId {
-        self.calls.push(CallState { request, runs: 0, denied: false, replied_ns: None });
+        self.calls.push(CallState {
+            request,
+            executions: 0,
+            is_reported_unexecuted: false,
+            replied_ns: None,
+        });
         CallId(self.calls.len() as u64 - 1)
     }
 
@@ -119,11 +124,11 @@ impl Ledger {
     ) -> Result<Request, String> {
         let call = usize::try_from(id.0).ok().and_then(|index| self.calls.get_mut(index));
         let Some(call) = call else { return Err("no session made it".to_owned()) };
-        call.runs += 1;
+        call.executions += 1;
         let request = call.request;
         match () {
-            () if call.runs > 1 => Err(format!("the call was executed {} times", call.runs)),
-            () if call.denied => {
+            () if call.executions > 1 => Err(format!("the call was executed {} times", call.executions)),
+            () if call.is_reported_unexecuted => {
                 Err("the caller got an error that says that the call was not executed".to_owned())
             }
             () if request.to != at || request.kind != kind => {
@@ -156,9 +161,9 @@ impl Ledger {
 
     /// Records that the caller got an answer of `len` bytes; fails if it must not get one.
     pub(super) fn record_answer(&self, id: CallId, len: usize) -> Result<(), String> {
-        let CallState { request, runs, .. } = self.calls[id.0 as usize];
+        let CallState { request, executions, .. } = self.calls[id.0 as usize];
         match () {
-            () if runs != 1 => Err(format!("the call was answered, but executed {runs} times")),
+            () if executions != 1 => Err(format!("the call was answered, but executed {executions} times")),
             () if !request.task.answers() => {
                 Err(format!("the call was answered, but its task is {:?}", request.task))
             }
@@ -177,31 +182,38 @@ impl Ledger {
         context: FailureContext,
     ) -> Result<(), String> {
         let call = &mut self.calls[id.0 as usize];
-        let CallState { request, runs, .. } = *call;
-        let FailureContext { is_calm, .. } = context;
-        call.denied = !error.may_have_run;
+        let CallState { request, executions, .. } = *call;
+        let FailureContext { is_fault_free, .. } = context;
+        call.is_reported_unexecuted = !error.may_have_run;
         match () {
-            () if call.denied && runs > 0 => return Err("the call was executed".to_owned()),
-            () if !call.denied && has_not_run(error.cause) => {
+            () if call.is_reported_unexecuted && executions > 0 => {
+                return Err("the call was executed".to_owned());
+            }
+            () if !call.is_reported_unexecuted && proves_unexecuted(error.cause) => {
                 return Err("the call cannot have been executed".to_owned());
             }
             () => {}
         }
         let is_explained = match error.cause {
-            CallCause::Timeout => context.overdue_ns >= 0 && !(is_calm && call.has_lost_answer(context)),
-            CallCause::UnknownFunction => request.kind == Kind::Absent || !is_calm,
+            CallCause::Timeout => {
+                context.overdue_ns >= 0 && !(is_fault_free && call.has_lost_answer(context))
+            }
+            CallCause::UnknownFunction => request.kind == Kind::Absent || !is_fault_free,
             CallCause::Busy => request.kind == Kind::Narrow,
             CallCause::PermissionDenied => !request.is_allowed,
             CallCause::ReplyTooLong { len, max } => {
-                runs == 1 && len == u64::from(request.output_bytes) && max == request.room && len > max
+                executions == 1
+                    && len == u64::from(request.output_bytes)
+                    && max == request.answer_bytes_max
+                    && len > max
             }
-            CallCause::NoReply => runs == 1 && (!request.task.answers() || !is_calm),
+            CallCause::NoReply => executions == 1 && (!request.task.answers() || !is_fault_free),
             CallCause::UnknownNode
             | CallCause::PeerDown
             | CallCause::NotMet
             | CallCause::ServerClosed
             | CallCause::Draining
-            | CallCause::NodeClosed(_) => !is_calm,
+            | CallCause::NodeClosed(_) => !is_fault_free,
             _ => false,
         };
         if is_explained { Ok(()) } else { Err(format!("without a known cause: {request:?}")) }
@@ -209,7 +221,7 @@ impl Ledger {
 }
 
 /// Returns true if an error promises that no handler has run or will run.
-fn has_not_run(cause: CallCause) -> bool {
+fn proves_unexecuted(cause: CallCause) -> bool {
     matches!(
         cause,
         CallCause::UnknownNode

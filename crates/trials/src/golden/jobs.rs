@@ -1,12 +1,11 @@
 //! The operations of the golden table.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use halite::{Lh, NodeId, Permissions, Placement, ReadOp, Session, WriteOp};
 
 use super::cluster::{Cluster, FUNCTION, PORT};
+use crate::futures::both;
 
 /// The node that holds all regions.
 const HOME: NodeId = NodeId(1);
@@ -121,9 +120,9 @@ impl Worker {
 
     /// Creates the region on the other node.
     pub(super) async fn prepare(&mut self) {
-        let made =
+        let allocated =
             self.session.alloc(Some(&self.name), 2 * self.bytes.max(8), Placement::On(HOME), ALL).await;
-        self.lh = Some(made.expect("there is room"));
+        self.lh = Some(allocated.expect("there is room"));
     }
 
     pub(super) async fn repeat(&mut self, rounds: u64) {
@@ -160,7 +159,9 @@ impl Worker {
             Job::Lock => session.lock(name).await?.unlock().await?,
             Job::Barrier => {
                 let there = self.partner.barrier(name, 2, TIMEOUT);
-                both(session.barrier(name, 2, TIMEOUT), there).await?
+                let (here, there) = both(session.barrier(name, 2, TIMEOUT), there).await;
+                here?;
+                there?;
             }
             Job::Alloc => session.free(session.alloc(None, bytes, Placement::On(HOME), ALL).await?).await?,
             Job::Map => session.unmap(session.map(name, Permissions::READ).await?).await?,
@@ -175,28 +176,4 @@ const ALL: Permissions = Permissions::all();
 /// Returns the offsets of a batch's pieces: every second piece of those that fit into the region.
 fn piece_offsets(bytes: u64) -> impl Iterator<Item = u64> {
     (0..PIECES).map(move |piece| 2 * piece * (bytes / PIECES))
-}
-
-/// Runs two futures in parallel and waits for both.
-async fn both<T, E>(
-    first: impl Future<Output = Result<T, E>>,
-    second: impl Future<Output = Result<T, E>>,
-) -> Result<(), E> {
-    let (mut first, mut second) = (std::pin::pin!(first), std::pin::pin!(second));
-    let (mut one, mut two) = (None, None);
-    std::future::poll_fn(|context| {
-        poll_once(&mut one, first.as_mut(), context);
-        poll_once(&mut two, second.as_mut(), context);
-        if one.is_some() && two.is_some() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    one.into_iter().chain(two).try_for_each(|result| result.map(drop))
-}
-
-fn poll_once<F: Future>(output: &mut Option<F::Output>, future: Pin<&mut F>, context: &mut Context<'_>) {
-    if output.is_none()
-        && let Poll::Ready(ready) = future.poll(context)
-    {
-        *output = Some(ready);
-    }
 }

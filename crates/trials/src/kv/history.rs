@@ -102,61 +102,61 @@ impl Specification for Register {
 /// The operations on one key, which must be linearizable.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    done: Vec<(Span, Operation)>,
+    operations: Vec<(Span, Operation)>,
 }
 
 impl History {
     /// Returns true if the key must not be used any more.
     pub(super) fn is_full(&self) -> bool {
-        let unknown = self.done.iter().filter(|(span, _)| span.end_ns == NEVER).count();
-        self.done.len() >= LEN_MAX || unknown >= UNKNOWN_MAX
+        let unknown = self.operations.iter().filter(|(span, _)| span.end_ns == NEVER).count();
+        self.operations.len() >= LEN_MAX || unknown >= UNKNOWN_MAX
     }
 
-    /// Records the start of an operation; returns its place.
+    /// Records the start of an operation; returns its index.
     pub(super) fn begin(&mut self, begin_ns: u64, operation: Operation) -> usize {
-        self.done.push((Span { begin_ns, end_ns: NEVER }, operation));
-        self.done.len() - 1
+        self.operations.push((Span { begin_ns, end_ns: NEVER }, operation));
+        self.operations.len() - 1
     }
 
     /// Records the end of the operation and its result.
-    pub(super) fn end(&mut self, place: usize, end_ns: u64, operation: Operation) {
-        let (span, known) = &mut self.done[place];
+    pub(super) fn end(&mut self, index: usize, end_ns: u64, operation: Operation) {
+        let (span, known) = &mut self.operations[index];
         (span.end_ns, *known) = (end_ns, operation);
     }
 
     /// Records that the operation was not executed, and will not be.
-    pub(super) fn forget(&mut self, place: usize) {
-        let (span, operation) = &mut self.done[place];
+    pub(super) fn forget(&mut self, index: usize) {
+        let (span, operation) = &mut self.operations[index];
         (span.end_ns, *operation) = (span.begin_ns, Operation::Nothing);
     }
 
-    /// Records an expiry that starts now; returns its place.
+    /// Records an expiry that starts now; returns its index.
     pub(super) fn begin_expiry(&mut self, begin_ns: u64, lifetime_us: u64, expiry: u64) -> usize {
         let earliest_ns = (begin_ns + 1000 * lifetime_us).saturating_sub(CLOCK_NS).max(begin_ns);
         self.begin(earliest_ns, Operation::ExpiryElapsed { expiry })
     }
 
     /// Sets the latest time of the expiry.
-    pub(super) fn end_expiry(&mut self, place: usize, end_ns: u64, lifetime_us: u64) {
-        self.done[place].0.end_ns = end_ns + 1000 * lifetime_us + CLOCK_NS;
+    pub(super) fn end_expiry(&mut self, index: usize, end_ns: u64, lifetime_us: u64) {
+        self.operations[index].0.end_ns = end_ns + 1000 * lifetime_us + CLOCK_NS;
     }
 
     /// Returns true if some order explains all results.
     pub(super) fn has_order(&self) -> bool {
-        linearizability::has_order::<Register>(Operation::Nothing, &self.known())
+        linearizability::has_order::<Register>(Operation::Nothing, &self.effective())
     }
 
-    /// Returns the operations that need a place in the order. Unexecuted operations and reads with unknown results need
-    /// none.
-    fn known(&self) -> Vec<(Span, Operation)> {
-        self.done.iter().copied().filter(|(_, operation)| *operation != Operation::Nothing).collect()
+    /// Returns the operations that the order must contain: neither unexecuted operations nor reads with unknown
+    /// results.
+    fn effective(&self) -> Vec<(Span, Operation)> {
+        self.operations.iter().copied().filter(|(_, operation)| *operation != Operation::Nothing).collect()
     }
 
-    /// Formats the history for error messages.
-    pub(super) fn text(&self) -> String {
-        let mut done = self.known();
-        done.sort_by_key(|(span, _)| span.begin_ns);
-        done.iter().fold(String::new(), |mut text, (Span { begin_ns, end_ns }, operation)| {
+    /// Describes the history for error messages.
+    pub(super) fn describe(&self) -> String {
+        let mut operations = self.effective();
+        operations.sort_by_key(|(span, _)| span.begin_ns);
+        operations.iter().fold(String::new(), |mut text, (Span { begin_ns, end_ns }, operation)| {
             let end = if *end_ns == NEVER { "?".to_owned() } else { end_ns.to_string() };
             write!(text, "\n  {begin_ns} to {end} ns: {operation:?}")
                 .expect("writing to a string cannot fail");

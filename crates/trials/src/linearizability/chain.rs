@@ -5,14 +5,14 @@
 //! orders, which takes too long if operations have unknown outcomes. So this file first uses those operations to fill
 //! gaps in the chain. Then all outcomes are known, and the general checker decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::register::{Change, Operation, Register};
 use super::{Span, pieces};
 
 /// End of an operation that is not known to have ended.
 const NEVER: u64 = u64::MAX;
-/// Maximum number of changes of unknown outcome that are tried in sequence.
+/// Maximum number of changes of unknown outcome that fill one gap.
 const GAP_MAX: usize = 4;
 
 /// A change or a read of the word.
@@ -79,8 +79,9 @@ impl Chain {
     fn explain(&self) -> Result<Vec<Done>, String> {
         let (values, changes) = self.order();
         let steps: Vec<Span> = changes.iter().map(|(span, _)| *span).collect();
-        let place: BTreeMap<u64, usize> = values.iter().enumerate().map(|(at, value)| (*value, at)).collect();
-        if let Some(old) = self.done.keys().find(|old| !place.contains_key(old)) {
+        let place_of: BTreeMap<u64, usize> =
+            values.iter().enumerate().map(|(at, value)| (*value, at)).collect();
+        if let Some(old) = self.done.keys().find(|old| !place_of.contains_key(old)) {
             return Err(format!("a change found {old:#x}, which no change left"));
         }
         // Earliest and latest time at which the word may have held the value at each place.
@@ -97,7 +98,7 @@ impl Chain {
             return Err(format!("a change found {value:#x}, but had ended before {begin_ns} ns"));
         }
         for (Span { begin_ns, end_ns }, value) in &self.reads {
-            let Some(at) = place.get(value) else {
+            let Some(at) = place_of.get(value) else {
                 return Err(format!("a read found {value:#x}, which no change left"));
             };
             if *end_ns < since_ns[*at] || *begin_ns > until_ns[*at] {
@@ -109,7 +110,7 @@ impl Chain {
         }
         // A change without a known end had been executed by the time when its value was read.
         for (Span { end_ns, .. }, value) in &self.reads {
-            let at = place[value];
+            let at = place_of[value];
             until_ns[at] = until_ns[at].min(*end_ns);
         }
         let changes = changes.into_iter().enumerate().map(|(at, (span, change))| {
@@ -124,11 +125,11 @@ impl Chain {
     fn order(&self) -> (Vec<u64>, Vec<(Span, Change)>) {
         let mut values = vec![0];
         let mut steps = Vec::new();
-        let mut left: Vec<(Span, Change)> = self.unknown.values().copied().collect();
+        let mut unused: Vec<(Span, Change)> = self.unknown.values().copied().collect();
         // Sorted, so that the earliest of equal changes is used first.
-        left.sort_by_key(|(span, _)| span.begin_ns);
-        let wanted: BTreeMap<u64, ()> = self.reads.iter().map(|(_, value)| (*value, ())).collect();
-        let is_wanted = |value: u64| self.done.contains_key(&value) || wanted.contains_key(&value);
+        unused.sort_by_key(|(span, _)| span.begin_ns);
+        let read: BTreeSet<u64> = self.reads.iter().map(|(_, value)| *value).collect();
+        let is_wanted = |value: u64| self.done.contains_key(&value) || read.contains(&value);
         loop {
             let value = values[values.len() - 1];
             if let Some((span, change)) = self.done.get(&value) {
@@ -136,38 +137,38 @@ impl Chain {
                 steps.push((*span, *change));
                 continue;
             }
-            let gap = (1..=GAP_MAX).find_map(|depth| fill_gap(&left, value, depth, &is_wanted));
+            let gap = (1..=GAP_MAX).find_map(|depth| fill_gap(&unused, value, depth, &is_wanted));
             let Some(gap) = gap else { return (values, steps) };
             for index in gap {
-                let (span, change) = left[index];
+                let (span, change) = unused[index];
                 let value = values[values.len() - 1];
                 values.push(change.of(value).expect("the change applies"));
                 steps.push((span, change));
                 // Marks the change as used; its place stays, because the other indices refer to the old order.
-                left[index].1 = Change::Swap { expected: value, new: value };
+                unused[index].1 = Change::Swap { expected: value, new: value };
             }
-            left.retain(|(_, change)| !matches!(change, Change::Swap { expected, new } if expected == new));
+            unused.retain(|(_, change)| !matches!(change, Change::Swap { expected, new } if expected == new));
         }
     }
 }
 
 /// Returns indices of changes that lead from `value` to a wanted value.
 fn fill_gap(
-    left: &[(Span, Change)],
+    unused: &[(Span, Change)],
     value: u64,
     depth: usize,
     is_wanted: &impl Fn(u64) -> bool,
 ) -> Option<Vec<usize>> {
-    left.iter().enumerate().find_map(|(index, (_, change))| {
-        // An equal change was tried already.
-        if left[..index].iter().any(|(_, other)| other == change) {
+    unused.iter().enumerate().find_map(|(index, (_, change))| {
+        // An equal change has been tried already.
+        if unused[..index].iter().any(|(_, other)| other == change) {
             return None;
         }
         let next = change.of(value).filter(|next| *next != value)?;
         if depth == 1 {
             return is_wanted(next).then(|| vec![index]);
         }
-        let mut others = left.to_vec();
+        let mut others = unused.to_vec();
         others[index].1 = Change::Swap { expected: value, new: value };
         let mut rest = fill_gap(&others, next, depth - 1, is_wanted)?;
         rest.insert(0, index);

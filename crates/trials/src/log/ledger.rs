@@ -46,9 +46,9 @@ pub(crate) struct Logs {
 struct Life {
     appends: BTreeMap<u64, Outcome>,
     /// Tokens that were read or returned, by position.
-    places: BTreeMap<u64, u64>,
-    /// Position of each token.
     tokens: BTreeMap<u64, u64>,
+    /// Positions, by token.
+    positions: BTreeMap<u64, u64>,
     /// Node of each segment and its incarnation, if certainly known.
     homes: BTreeMap<u64, Option<(u32, u32)>>,
     readers: Vec<ReaderProgress>,
@@ -119,7 +119,7 @@ impl Logs {
     pub(super) fn is_appended(&self, harness: &Harness, life: usize, position: u64) -> bool {
         let life = &self.lives[life];
         let is_done = |token| matches!(life.appends.get(token), Some(Outcome::Done { .. }));
-        life.places.get(&position).is_some_and(is_done) && life.is_intact(harness, position)
+        life.tokens.get(&position).is_some_and(is_done) && life.is_intact(harness, position)
     }
 
     /// Starts a trim; returns the position that all readers have reached, to which the log is trimmed.
@@ -136,10 +136,10 @@ impl Logs {
     }
 
     /// Checks all logs, after all sessions have ended.
-    pub(super) fn judge(&self, harness: &Harness) -> Result<(), String> {
+    pub(super) fn check(&self, harness: &Harness) -> Result<(), String> {
         let mut lives = self.lives.iter().enumerate();
         lives.try_for_each(|(number, life)| {
-            life.judge(harness).map_err(|reason| format!("log {number}: {reason}"))
+            life.check(harness).map_err(|reason| format!("log {number}: {reason}"))
         })
     }
 }
@@ -147,12 +147,12 @@ impl Logs {
 impl Life {
     /// Records that a record was returned or read at a position.
     fn record_position(&mut self, token: u64, position: u64) {
-        let here = *self.places.entry(position).or_insert(token);
+        let here = *self.tokens.entry(position).or_insert(token);
         if here != token {
             let reason = format!("records {here} and {token} are both at {position}");
             self.conflicts.push((position, reason));
         }
-        let there = *self.tokens.entry(token).or_insert(position);
+        let there = *self.positions.entry(token).or_insert(position);
         if there != position {
             let reason = format!("record {token} is at {there} and at {position}");
             self.conflicts.push((there, reason));
@@ -160,7 +160,7 @@ impl Life {
     }
 
     fn check_unread(&self, token: u64) -> Result<(), String> {
-        match self.tokens.get(&token) {
+        match self.positions.get(&token) {
             Some(position) => Err(format!("record {token} was not appended, but read at {position}")),
             None => Ok(()),
         }
@@ -184,9 +184,9 @@ impl Life {
     fn is_intact(&self, harness: &Harness, position: u64) -> bool {
         match self.homes.get(&(position / SEGMENT_SLOTS)) {
             None | Some(None) => harness.is_fault_free(),
-            Some(Some((node, life))) => {
+            Some(Some((node, incarnation))) => {
                 let directory = 0;
-                harness.incarnation(*node) == *life
+                harness.incarnation(*node) == *incarnation
                     && harness.is_up(*node)
                     && !harness.was_isolated(*node)
                     && !harness.was_isolated(directory)
@@ -194,7 +194,7 @@ impl Life {
         }
     }
 
-    fn judge(&self, harness: &Harness) -> Result<(), String> {
+    fn check(&self, harness: &Harness) -> Result<(), String> {
         if let Some((_, reason)) =
             self.conflicts.iter().find(|(position, _)| self.is_intact(harness, *position))
         {
@@ -251,7 +251,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Records that the reader got the error that earlier records are gone.
+    /// Records that the reader got the error that the records before `position` are gone.
     pub(super) fn record_skip(&self, position: u64) {
         let reader = &mut self.harness.logs.borrow_mut().lives[self.life].readers[self.number];
         reader.position = reader.position.max(Some(position));

@@ -17,8 +17,8 @@ struct Stream {
     last_arrived: u64,
     /// Messages that were certainly sent and have not arrived.
     sent: BTreeSet<u64>,
-    /// Messages that will not arrive.
-    denied: BTreeSet<u64>,
+    /// Messages of which the sender knows that they were not sent.
+    unsent: BTreeSet<u64>,
 }
 
 /// Load of one port.
@@ -59,9 +59,9 @@ impl Ledger {
     }
 
     /// Records that the sender got the error that the message was not sent.
-    pub(super) fn record_denied(&mut self, path: Path, number: u64) -> Result<(), String> {
+    pub(super) fn record_unsent(&mut self, path: Path, number: u64) -> Result<(), String> {
         let stream = self.streams.get_mut(&path).expect("the operation began");
-        stream.denied.insert(number);
+        stream.unsent.insert(number);
         if stream.last_arrived == number { Err("the message has arrived".to_owned()) } else { Ok(()) }
     }
 
@@ -87,7 +87,7 @@ impl Ledger {
         let Some(stream) = self.streams.get_mut(&path).filter(|stream| number <= stream.last_begun) else {
             return Err("no session sent it there".to_owned());
         };
-        if stream.denied.contains(&number) {
+        if stream.unsent.contains(&number) {
             return Err("the sender got an error that says that the message was not sent".to_owned());
         }
         // A message to a node that restarts may arrive at the next incarnation.
@@ -113,8 +113,8 @@ impl Ledger {
     }
 
     /// Returns a message that was sent to a port that still exists, and never arrived.
-    pub(super) fn missing(&self, is_there: impl Fn((u32, u32)) -> bool) -> Option<(Path, u64)> {
-        let mut there = self.streams.iter().filter(|(path, _)| is_there(path.to));
-        there.find_map(|(path, stream)| Some((*path, *stream.sent.first()?)))
+    pub(super) fn missing(&self, is_alive: impl Fn((u32, u32)) -> bool) -> Option<(Path, u64)> {
+        let mut alive = self.streams.iter().filter(|(path, _)| is_alive(path.to));
+        alive.find_map(|(path, stream)| Some((*path, *stream.sent.first()?)))
     }
 }

@@ -21,7 +21,7 @@ const RECORD_BYTES: usize = 48;
 const SCALE: u32 = 12;
 const EDGES: u64 = (16 << SCALE) / 2;
 const ITERATIONS: u64 = 100;
-/// Runs of PageRank before low priority begins, and before the measurement.
+/// Number of runs of PageRank before low priority begins, and again before the measurement.
 const RUNS: usize = 60;
 /// Processor time per edge and iteration, in ns, as the plain program of docs/benchmarks.md takes it. Computation costs no
 /// simulated time, so the table adds it.
@@ -77,7 +77,7 @@ fn time_us(profile: &Profile, qos: Qos, app: App, has_low: bool) -> f64 {
         let low = has_low.then_some(&low);
         let step_us = match app {
             App::Log => append(&here, &cluster, low).await,
-            App::PageRank => rank(&here, &cluster, low).await,
+            App::PageRank => iterate_pagerank(&here, &cluster, low).await,
         };
         result.set(step_us);
         if let Some(low) = low {
@@ -155,10 +155,10 @@ async fn append(world: &World, cluster: &Cluster, low: Option<&Rc<LowPriority>>)
 
 /// Computes PageRank with one worker per node, beside writes of low priority that begin later. Returns the time of one
 /// iteration in us.
-async fn rank(world: &World, cluster: &Cluster, low: Option<&Rc<LowPriority>>) -> f64 {
+async fn iterate_pagerank(world: &World, cluster: &Cluster, low: Option<&Rc<LowPriority>>) -> f64 {
     let times_ns = Rc::new(Cell::new(0));
     for runs in [RUNS, RUNS, 1] {
-        let left = Rc::new(Cell::new(2));
+        let running = Rc::new(Cell::new(2));
         times_ns.set(0);
         for me in 0..2 {
             let crowd = Crowd {
@@ -168,7 +168,7 @@ async fn rank(world: &World, cluster: &Cluster, low: Option<&Rc<LowPriority>>) -
                 name: "rank".to_owned(),
                 patience: Duration::from_secs(5),
             };
-            let (here, times_ns, left) = (world.clone(), times_ns.clone(), left.clone());
+            let (here, times_ns, running) = (world.clone(), times_ns.clone(), running.clone());
             world.spawn(Some(cluster.host(me)), "worker", async move {
                 let input = Input::Kronecker(Kronecker { scale: SCALE, seed: 1 });
                 let shard = Shard::load(&crowd, &input, false).await.expect("no fault is injected");
@@ -179,10 +179,10 @@ async fn rank(world: &World, cluster: &Cluster, low: Option<&Rc<LowPriority>>) -
                 }
                 times_ns.set(times_ns.get() + here.now_ns() - begin_ns);
                 crowd.end().await.expect("no fault is injected");
-                left.set(left.get() - 1);
+                running.set(running.get() - 1);
             });
         }
-        while left.get() > 0 {
+        while running.get() > 0 {
             world.sleep(None, Duration::from_micros(100)).await;
         }
         if let (Some(low), 0) = (low, low.map_or(1, |low| low.running.get())) {

@@ -26,9 +26,10 @@ fn each_policy_gives_its_shares() {
     assert!((none[1] / none[3] - 1.0).abs() < 0.1, "{table}");
 }
 
-/// Regression: each adapter sent requests without a pause and no acknowledgement, until the other one gave up.
+/// Regression: each adapter sent requests without a pause and no acknowledgement, until the other one broke the
+/// connection.
 #[test]
-fn writes_in_both_directions_share_no_link() {
+fn writes_in_opposite_directions_do_not_compete() {
     let world = World::new(0, Profile::named("cx3-40g").expect("it is built in"));
     let written = Rc::new(Written::default());
     let (here, total) = (world.clone(), written.clone());

@@ -44,8 +44,8 @@ impl ExpectedRegion {
     pub(crate) fn must_exist(&self, harness: &Harness) -> bool {
         let regions = harness.regions.borrow();
         let life = regions.life(self.life);
-        let lives = |node, life| harness.is_up(node) && harness.incarnation(node) == life;
-        life.allocated_ns != NEVER && life.end_begun_ns == NEVER && life.is_intact(lives)
+        let is_alive = |node, incarnation| harness.is_up(node) && harness.incarnation(node) == incarnation;
+        life.allocated_ns != NEVER && life.free_begin_ns == NEVER && life.is_intact(is_alive)
     }
 
     /// Maps the region by its name, or by its alias if another region has taken the name since, and reads a word.

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use halite::Permissions;
 
-use super::rights::Rights;
+use super::permissions::KnownPermissions;
 use super::words::{NEVER, Words};
 
 pub(super) const WORD: u64 = 8;
@@ -33,16 +33,16 @@ pub(super) struct Life {
     /// Index of the owner's principal.
     pub(super) owner: usize,
     pub(super) words: Words,
-    pub(super) rights: Rights,
-    pub(super) begun_ns: u64,
+    pub(super) permissions: KnownPermissions,
+    pub(super) alloc_begin_ns: u64,
     /// Time at which the allocation returned; [`NEVER`] if that is unknown.
     pub(super) allocated_ns: u64,
     /// Nodes that may hold the region's home or chunks, with their incarnations.
     places: BTreeSet<(u32, u32)>,
-    /// Time at which a session began to free the region.
-    pub(super) end_begun_ns: u64,
+    /// Time at which a session began to free the region; [`NEVER`] if none has.
+    pub(super) free_begin_ns: u64,
     /// Time from which the region is certainly gone.
-    pub(super) ended_ns: u64,
+    pub(super) freed_ns: u64,
     /// True for each principal from which permissions were ever revoked.
     pub(super) revoked: [bool; crate::harness::PRINCIPALS.len()],
     /// Accesses in progress, by start.
@@ -67,7 +67,8 @@ enum WriteKind {
 }
 
 impl Regions {
-    /// Records that a region is about to be allocated; returns the length that it must have.
+    /// Records that a session begins to allocate a region. Returns the length that the region must have; `None` if
+    /// there have been too many lives.
     pub(super) fn begin_life(
         &mut self,
         now_ns: u64,
@@ -85,12 +86,12 @@ impl Regions {
             name,
             owner,
             words: Words::fresh(words as usize),
-            rights: Rights::new(owner, everyone),
-            begun_ns: now_ns,
+            permissions: KnownPermissions::new(owner, everyone),
+            alloc_begin_ns: now_ns,
             allocated_ns: NEVER,
             places: BTreeSet::new(),
-            end_begun_ns: NEVER,
-            ended_ns: NEVER,
+            free_begin_ns: NEVER,
+            freed_ns: NEVER,
             revoked: Default::default(),
             accesses: BTreeMap::new(),
             copies: Vec::new(),
@@ -124,7 +125,7 @@ impl Regions {
 
     // Writes.
 
-    /// Records the start of a write; returns its bytes, which no other write has at that place.
+    /// Records the start of a write. Returns its bytes, which no other write has at that place.
     pub(super) fn begin_write(&mut self, now_ns: u64, life: LifeId, words: Range<usize>) -> (Write, Vec<u8>) {
         self.writes += 1;
         let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Stamped(self.writes) };
@@ -143,7 +144,7 @@ impl Regions {
     fn begin_candidates(&mut self, write: &Write) {
         let life = &mut self.lives[write.life.0];
         for (index, value) in write.values() {
-            life.words.get_mut(index).begin(write.begin_ns, value);
+            life.words.get_mut(index).begin_write(write.begin_ns, value);
         }
     }
 
@@ -151,7 +152,7 @@ impl Regions {
         let life = &mut self.lives[write.life.0];
         let oldest_ns = life.oldest_access_ns(now_ns);
         for (index, value) in write.values() {
-            life.words.get_mut(index).end(write.begin_ns, now_ns, value, oldest_ns);
+            life.words.get_mut(index).end_write(write.begin_ns, now_ns, value, oldest_ns);
         }
     }
 
@@ -159,7 +160,7 @@ impl Regions {
     pub(super) fn undo_write(&mut self, write: &Write) {
         let life = &mut self.lives[write.life.0];
         for (index, value) in write.values() {
-            life.words.get_mut(index).undo(write.begin_ns, value);
+            life.words.get_mut(index).undo_write(write.begin_ns, value);
         }
     }
 
@@ -189,11 +190,11 @@ impl Regions {
             let changing = source.copies.iter().filter(|copy| copy.contains(&at)).count();
             let is_unknown = source.words.get(at).is_unknown() || changing > own_copies;
             // A set, because copies of copies would multiply the values.
-            let values: BTreeSet<u64> = source.words.get(at).values(begin_ns).collect();
+            let values: BTreeSet<u64> = source.words.get(at).possible_values(begin_ns).collect();
             let target = self.lives[to.0].words.get_mut(index);
             for value in values {
-                target.begin(begin_ns, value);
-                target.end(begin_ns, now_ns, value, oldest_ns);
+                target.begin_write(begin_ns, value);
+                target.end_write(begin_ns, now_ns, value, oldest_ns);
             }
             if is_unknown {
                 target.set_unknown();
@@ -212,8 +213,8 @@ impl Regions {
 
     // Reads.
 
-    /// Returns the index and value of the first of the words read that holds an impossible value. A reader that
-    /// `is_cut_off` may see values that were overwritten long ago.
+    /// Returns the index and value of the first word whose value no write explains, among the words that were read. A
+    /// reader that `is_cut_off` may see values that were overwritten long ago.
     pub(super) fn find_unexplained(
         &self,
         id: LifeId,
@@ -261,7 +262,7 @@ impl Life {
 
     /// Returns true if the region has existed since `begin_ns`, as far as the ledger knows.
     pub(super) fn has_lived_since(&self, begin_ns: u64) -> bool {
-        self.allocated_ns < begin_ns && self.end_begun_ns == NEVER
+        self.allocated_ns < begin_ns && self.free_begin_ns == NEVER
     }
 
     /// Records that the region may be on these nodes, in these incarnations.
@@ -269,14 +270,14 @@ impl Life {
         self.places.extend(places);
     }
 
-    /// Returns true if the region has lost no bytes; `lives` returns true for nodes whose incarnation is alive.
-    pub(super) fn is_intact(&self, lives: impl Fn(u32, u32) -> bool) -> bool {
-        self.places.iter().all(|(node, life)| lives(*node, *life))
+    /// Returns true if the region has lost no bytes; `is_alive` returns true if an incarnation of a node lives.
+    pub(super) fn is_intact(&self, is_alive: impl Fn(u32, u32) -> bool) -> bool {
+        self.places.iter().all(|(node, incarnation)| is_alive(*node, *incarnation))
     }
 
     /// Returns true if the region may have existed at some time since `begin_ns`.
     pub(super) fn may_have_lived(&self, begin_ns: u64) -> bool {
-        self.ended_ns >= begin_ns
+        self.freed_ns >= begin_ns
     }
 
     pub(super) fn begin_access(&mut self, now_ns: u64) {

@@ -2,25 +2,25 @@
 
 use halite::{NodeId, Permissions, RegionCause, Who};
 
-use super::Holding;
+use super::Mapping;
 use super::commands::check_command;
 use crate::actor::Actor;
 use crate::harness::PRINCIPALS;
 
 /// Tries one operation without permission, which must be refused.
-pub(super) async fn act(actor: &mut Actor, holding: Holding) {
+pub(super) async fn run_operation(actor: &mut Actor, mapping: Mapping) {
     if !actor.random.chance(1, 4) {
         return;
     }
-    actor.note_life(holding.life.0);
+    actor.trace_life(mapping.life.0);
     match actor.random.below(5) {
-        0 => add(actor, holding).await,
-        choice => command(actor, holding, choice).await,
+        0 => add(actor, mapping).await,
+        choice => command(actor, mapping, choice).await,
     }
 }
 
-async fn command(actor: &mut Actor, holding: Holding, choice: u64) {
-    let (session, lh, begin_ns) = (actor.session.clone(), holding.lh, actor.now_ns());
+async fn command(actor: &mut Actor, mapping: Mapping, choice: u64) {
+    let (session, lh, begin_ns) = (actor.session.clone(), mapping.lh, actor.now_ns());
     let itself = Who::Principal(PRINCIPALS[actor.principal].to_owned());
     let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let result = match choice {
@@ -31,15 +31,15 @@ async fn command(actor: &mut Actor, holding: Holding, choice: u64) {
     };
     match result {
         Some(Err(error)) if matches!(error.cause, RegionCause::PermissionDenied { .. }) => {}
-        Some(Err(error)) => check_command(actor, holding, &error, begin_ns),
+        Some(Err(error)) => check_command(actor, mapping, &error, begin_ns),
         Some(Ok(())) => report_success(actor, begin_ns, "executed a command"),
         None => {}
     }
 }
 
-async fn add(actor: &mut Actor, holding: Holding) {
+async fn add(actor: &mut Actor, mapping: Mapping) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let result = actor.attempt("add without permission", session.fetch_add(holding.lh, 0, 1)).await;
+    let result = actor.attempt("add without permission", session.fetch_add(mapping.lh, 0, 1)).await;
     // The operation may be refused for any reason.
     if let Some(Ok(_)) = result {
         report_success(actor, begin_ns, "changed a word");

@@ -11,12 +11,12 @@ pub(crate) const NEVER: u64 = u64::MAX;
 #[derive(Debug)]
 pub(crate) struct Words {
     len: usize,
-    /// Pages of words; unwritten ones are empty.
+    /// Pages of words. A page without written words is empty.
     pages: Vec<Vec<Word>>,
 }
 
-/// Words of a page.
-const PAGE: usize = 64;
+/// Number of words of a page.
+const PAGE_WORDS: usize = 64;
 
 /// A write, executed or possibly executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,18 +30,18 @@ struct Candidate {
 #[derive(Debug)]
 pub(crate) struct Word {
     candidates: Vec<Candidate>,
-    /// Values that only a node that was declared dead can still read.
-    past: Vec<u64>,
+    /// Overwritten values, which only a node that was declared dead can still read.
+    overwritten: Vec<u64>,
     /// True after a copy whose source was itself the target of a copy, so that any value is possible.
     is_unknown: bool,
 }
 
-static FRESH: Word = Word { candidates: Vec::new(), past: Vec::new(), is_unknown: false };
+static FRESH: Word = Word { candidates: Vec::new(), overwritten: Vec::new(), is_unknown: false };
 
 impl Words {
     pub(crate) fn fresh(len: usize) -> Words {
         let mut pages = Vec::new();
-        pages.resize_with(len.div_ceil(PAGE), Vec::new);
+        pages.resize_with(len.div_ceil(PAGE_WORDS), Vec::new);
         Words { len, pages }
     }
 
@@ -51,16 +51,16 @@ impl Words {
 
     pub(crate) fn get(&self, index: usize) -> &Word {
         assert!(index < self.len, "word {index} of {}", self.len);
-        self.pages[index / PAGE].get(index % PAGE).unwrap_or(&FRESH)
+        self.pages[index / PAGE_WORDS].get(index % PAGE_WORDS).unwrap_or(&FRESH)
     }
 
     pub(crate) fn get_mut(&mut self, index: usize) -> &mut Word {
         assert!(index < self.len, "word {index} of {}", self.len);
-        let page = &mut self.pages[index / PAGE];
+        let page = &mut self.pages[index / PAGE_WORDS];
         if page.is_empty() {
-            page.resize_with(PAGE, Word::fresh);
+            page.resize_with(PAGE_WORDS, Word::fresh);
         }
-        &mut page[index % PAGE]
+        &mut page[index % PAGE_WORDS]
     }
 }
 
@@ -70,32 +70,32 @@ impl Candidate {
     }
 }
 
-/// If a word has more candidates than this, candidates that no reader can see are removed.
+/// Number of candidates of a word above which overwritten candidates are removed.
 const CANDIDATES_KEPT: usize = 6;
 
 impl Word {
     fn fresh() -> Word {
-        Word { candidates: Vec::new(), past: Vec::new(), is_unknown: false }
+        Word { candidates: Vec::new(), overwritten: Vec::new(), is_unknown: false }
     }
 
     /// Records the start of a write of `value`.
-    pub(crate) fn begin(&mut self, now_ns: u64, value: u64) {
+    pub(crate) fn begin_write(&mut self, now_ns: u64, value: u64) {
         self.candidates.push(Candidate { begin_ns: now_ns, end_ns: NEVER, value });
     }
 
-    /// Records the end of the write of `value` that began at `begin_ns`. Forgets values that no read since
-    /// `oldest_read_ns` can see.
-    pub(crate) fn end(&mut self, begin_ns: u64, now_ns: u64, value: u64, oldest_read_ns: u64) {
+    /// Records the end of the write of `value` that began at `begin_ns`. Forgets values that no read in progress can
+    /// return; the oldest one began at `oldest_read_ns`.
+    pub(crate) fn end_write(&mut self, begin_ns: u64, now_ns: u64, value: u64, oldest_read_ns: u64) {
         if let Some(candidate) = self.candidates.iter_mut().find(|each| each.is_open(begin_ns, value)) {
             candidate.end_ns = now_ns;
         }
         if self.candidates.len() > CANDIDATES_KEPT {
-            self.forget(oldest_read_ns);
+            self.forget_overwritten(oldest_read_ns);
         }
     }
 
     /// Records that the write of `value` that began at `begin_ns` had no effect.
-    pub(crate) fn undo(&mut self, begin_ns: u64, value: u64) {
+    pub(crate) fn undo_write(&mut self, begin_ns: u64, value: u64) {
         if let Some(index) = self.candidates.iter().position(|each| each.is_open(begin_ns, value)) {
             self.candidates.swap_remove(index);
         }
@@ -128,11 +128,13 @@ impl Word {
 
     /// Returns true if the word may ever have held `value`.
     pub(crate) fn may_have_held(&self, value: u64) -> bool {
-        value == 0 || self.past.contains(&value) || self.candidates.iter().any(|each| each.value == value)
+        value == 0
+            || self.overwritten.contains(&value)
+            || self.candidates.iter().any(|each| each.value == value)
     }
 
     /// Returns the values that a read that began at `begin_ns` and ends now may return.
-    pub(crate) fn values(&self, begin_ns: u64) -> impl Iterator<Item = u64> {
+    pub(crate) fn possible_values(&self, begin_ns: u64) -> impl Iterator<Item = u64> {
         let last_begin = self.last_begin_before(begin_ns);
         let written = self.candidates.iter().filter(move |each| each.end_ns >= last_begin);
         written.map(|each| each.value).chain((last_begin == 0).then_some(0))
@@ -144,9 +146,10 @@ impl Word {
         ended.map(|each| each.begin_ns).max().unwrap_or(0)
     }
 
-    fn forget(&mut self, oldest_read_ns: u64) {
+    fn forget_overwritten(&mut self, oldest_read_ns: u64) {
         let last_begin = self.last_begin_before(oldest_read_ns);
-        let past = self.candidates.extract_if(.., |each| each.end_ns < last_begin).map(|each| each.value);
-        self.past.extend(past);
+        let overwritten =
+            self.candidates.extract_if(.., |each| each.end_ns < last_begin).map(|each| each.value);
+        self.overwritten.extend(overwritten);
     }
 }

@@ -24,13 +24,13 @@ pub(super) struct Origin {
 }
 
 #[derive(Debug)]
-struct Notice {
+struct NotificationState {
     origin: Origin,
     /// Time at which the writer learnt that all watchers were notified.
     end_ns: Option<u64>,
     /// True if the writer got the result that no watcher was notified.
-    is_denied: bool,
-    /// True if a watcher has received it.
+    is_reported_undelivered: bool,
+    /// True if any watcher has received the notification.
     is_received: bool,
     /// The watches that existed when the notification began.
     targets: BTreeSet<WatchId>,
@@ -68,7 +68,7 @@ impl Watcher {
 /// The notifications of one region, and the watches that must receive them.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    notices: BTreeMap<Number, Notice>,
+    notifications: BTreeMap<Number, NotificationState>,
     watchers: BTreeMap<WatchId, Watcher>,
     last_watch: WatchId,
 }
@@ -77,18 +77,24 @@ impl Ledger {
     /// Records the start of a write with notification.
     pub(super) fn begin(&mut self, number: Number, origin: Origin) {
         let targets = self.watchers.keys().copied().collect();
-        let notice = Notice { origin, end_ns: None, is_denied: false, is_received: false, targets };
-        self.notices.insert(number, notice);
+        let notification = NotificationState {
+            origin,
+            end_ns: None,
+            is_reported_undelivered: false,
+            is_received: false,
+            targets,
+        };
+        self.notifications.insert(number, notification);
     }
 
-    /// Records that the notification is in the queues of all watches that existed at its start and for which `counts`
-    /// returns true.
-    pub(super) fn end(&mut self, number: Number, now_ns: u64, counts: impl Fn(&Watcher) -> bool) {
-        let notice = self.notices.get_mut(&number).expect("the operation began");
-        notice.end_ns = Some(now_ns);
-        let queued = Queued { writer: notice.origin.writer, since_ns: now_ns };
-        for id in std::mem::take(&mut notice.targets) {
-            let Some(watcher) = self.watchers.get_mut(&id).filter(|watcher| counts(watcher)) else {
+    /// Records that the notification is in the queues of all watches that existed at its start and for which
+    /// `must_receive` returns true.
+    pub(super) fn end(&mut self, number: Number, now_ns: u64, must_receive: impl Fn(&Watcher) -> bool) {
+        let notification = self.notifications.get_mut(&number).expect("the operation began");
+        notification.end_ns = Some(now_ns);
+        let queued = Queued { writer: notification.origin.writer, since_ns: now_ns };
+        for id in std::mem::take(&mut notification.targets) {
+            let Some(watcher) = self.watchers.get_mut(&id).filter(|watcher| must_receive(watcher)) else {
                 continue;
             };
             // The watcher may have received it before its writer learnt that.
@@ -100,26 +106,26 @@ impl Ledger {
     }
 
     /// Records that the writer got the result that no watcher was notified.
-    pub(super) fn record_denied(&mut self, number: Number) -> Result<(), String> {
-        let notice = self.notices.get_mut(&number).expect("the operation began");
-        notice.is_denied = true;
-        if notice.is_received { Err("a watcher has received it".to_owned()) } else { Ok(()) }
+    pub(super) fn record_undelivered(&mut self, number: Number) -> Result<(), String> {
+        let notification = self.notifications.get_mut(&number).expect("the operation began");
+        notification.is_reported_undelivered = true;
+        if notification.is_received { Err("a watcher has received it".to_owned()) } else { Ok(()) }
     }
 
     /// Records the start of a watch; returns its number.
-    pub(super) fn watch(&mut self, watcher: Watcher) -> WatchId {
+    pub(super) fn add_watch(&mut self, watcher: Watcher) -> WatchId {
         self.last_watch += 1;
         self.watchers.insert(self.last_watch, watcher);
         self.last_watch
     }
 
     /// Records that the handle of a watch begins to be unmapped.
-    pub(super) fn end_handle(&mut self, id: WatchId) {
+    pub(super) fn begin_unmap(&mut self, id: WatchId) {
         self.watchers.get_mut(&id).expect("the watcher is registered").is_ending = true;
     }
 
     /// Records the end of a watch, which drops its queue.
-    pub(super) fn unwatch(&mut self, id: WatchId) {
+    pub(super) fn remove_watch(&mut self, id: WatchId) {
         self.watchers.remove(&id);
     }
 
@@ -131,29 +137,32 @@ impl Ledger {
         writer_node: u32,
     ) -> Result<Origin, String> {
         let watcher = self.watchers.get_mut(&id).expect("the watcher is registered");
-        let Some(notice) = self.notices.get_mut(&number).filter(|it| it.origin.writer.node == writer_node)
+        let Some(notification) = self
+            .notifications
+            .get_mut(&number)
+            .filter(|notification| notification.origin.writer.node == writer_node)
         else {
             return Err("no session of that node wrote that".to_owned());
         };
-        notice.is_received = true;
-        if notice.is_denied {
+        notification.is_received = true;
+        if notification.is_reported_undelivered {
             return Err("the writer got the result that no watcher was notified".to_owned());
         }
-        if let Some(end_ns) = notice.end_ns.filter(|end_ns| *end_ns < watcher.begin_ns) {
+        if let Some(end_ns) = notification.end_ns.filter(|end_ns| *end_ns < watcher.begin_ns) {
             return Err(format!("the write ended at {end_ns} ns, before the watch began"));
         }
-        let last = watcher.last.insert(notice.origin.writer, number).unwrap_or(0);
+        let last = watcher.last.insert(notification.origin.writer, number).unwrap_or(0);
         if last >= number {
             return Err(format!("the notification arrived after notification {last} of the same writer"));
         }
         watcher.queued.remove(&number);
         let mut before =
-            watcher.queued.range(..number).filter(|(_, queued)| queued.writer == notice.origin.writer);
+            watcher.queued.range(..number).filter(|(_, queued)| queued.writer == notification.origin.writer);
         match before.next() {
             Some((lost, _)) => {
                 Err(format!("notification {lost} of the same writer was queued earlier, but never arrived"))
             }
-            None => Ok(notice.origin),
+            None => Ok(notification.origin),
         }
     }
 

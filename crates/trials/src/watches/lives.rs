@@ -2,7 +2,7 @@
 
 use super::ledger::{Ledger, Number, Origin, Writer};
 use crate::harness::PRINCIPALS;
-use crate::regions::rights::Rights;
+use crate::regions::permissions::KnownPermissions;
 use crate::regions::words::{NEVER, Words};
 
 pub(super) const WORD: u64 = 8;
@@ -17,13 +17,13 @@ const WORDS_MIN: u64 = (crate::harness::CHUNK_BYTES + 1024) / WORD;
 #[derive(Debug)]
 pub(super) struct Life {
     words: Words,
-    pub(super) rights: Rights,
+    pub(super) permissions: KnownPermissions,
     /// True for each principal from which permissions were ever revoked.
     pub(super) revoked: [bool; PRINCIPALS.len()],
     /// True if the region is being freed, or no session uses it.
-    pub(super) ends: bool,
+    pub(super) is_being_freed: bool,
     /// Time from which the region is certainly gone.
-    pub(super) ended_ns: u64,
+    pub(super) freed_ns: u64,
     pub(super) ledger: Ledger,
     /// Starts of the reads in progress.
     reads: Vec<u64>,
@@ -48,13 +48,13 @@ pub(super) fn by_len(bytes: u64) -> Option<usize> {
 }
 
 impl Life {
-    pub(super) fn new(rights: Rights) -> Life {
+    pub(super) fn new(permissions: KnownPermissions) -> Life {
         Life {
             words: Words::fresh(SLOTS.len() * SLOT_WORDS),
-            rights,
+            permissions,
             revoked: Default::default(),
-            ends: false,
-            ended_ns: NEVER,
+            is_being_freed: false,
+            freed_ns: NEVER,
             ledger: Ledger::default(),
             reads: Vec::new(),
         }
@@ -71,7 +71,7 @@ impl Life {
         self.ledger.begin(number, Origin { writer, slot, begin_ns: now_ns });
         let write = Write { number, slot, begin_ns: now_ns };
         for (index, value) in write.values() {
-            self.words.get_mut(index).begin(now_ns, value);
+            self.words.get_mut(index).begin_write(now_ns, value);
         }
         (write, write.values().flat_map(|(_, value)| value.to_le_bytes()).collect())
     }
@@ -80,14 +80,14 @@ impl Life {
     pub(super) fn end_write(&mut self, write: Write, now_ns: u64) {
         let oldest_ns = self.reads.iter().copied().min().unwrap_or(now_ns);
         for (index, value) in write.values() {
-            self.words.get_mut(index).end(write.begin_ns, now_ns, value, oldest_ns);
+            self.words.get_mut(index).end_write(write.begin_ns, now_ns, value, oldest_ns);
         }
     }
 
     /// Records that the write had no effect.
     pub(super) fn undo_write(&mut self, write: Write) {
         for (index, value) in write.values() {
-            self.words.get_mut(index).undo(write.begin_ns, value);
+            self.words.get_mut(index).undo_write(write.begin_ns, value);
         }
     }
 
@@ -115,7 +115,8 @@ impl Life {
         begin_ns: u64,
         is_cut_off: bool,
     ) -> Option<String> {
-        let words = bytes.chunks_exact(WORD as usize).map(|it| u64::from_le_bytes(it.try_into().expect("8")));
+        let words =
+            bytes.chunks_exact(WORD as usize).map(|word| u64::from_le_bytes(word.try_into().expect("8")));
         let mut each = words.enumerate().map(|(at, value)| (self.words.get(slot * SLOT_WORDS + at), value));
         let (word, value) = each.find(|(word, value)| {
             let is_explained = word.may_hold(*value, begin_ns) || (is_cut_off && word.may_have_held(*value));

@@ -14,7 +14,7 @@ use super::ledger::{self, WatchId};
 use super::lives::{Life, SLOT_WORDS, SLOTS, WORD};
 use super::{EVERYONE, NAMES, is_access_refusal, is_refusal, map, with_life};
 use crate::actor::{Actor, pick, principal_of};
-use crate::cancel::before;
+use crate::futures::before;
 use crate::harness::{Harness, PRINCIPALS};
 
 /// Number of watchers per node.
@@ -40,20 +40,20 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     for number in 0..WATCHERS {
         let actor = Actor::new(harness, node, harness.plan.sessions + number, driven);
         let name = format!("watcher {number} of node {node}");
-        harness.world.spawn(Some(actor.host), name, work(actor));
+        harness.world.spawn(Some(actor.host), name, run(actor));
     }
 }
 
-async fn work(mut actor: Actor) {
+async fn run(mut actor: Actor) {
     let harness = actor.harness.clone();
     harness.wait_for_start().await;
-    while harness.is_running() {
+    while harness.sessions_continue() {
         let pause = Duration::from_nanos(actor.random.between(1, PAUSE_US_MAX * 1000));
         harness.world.sleep(Some(actor.host), pause).await;
         let name = actor.random.index(NAMES);
-        let rights = if actor.random.chance(1, 12) { Permissions::WRITE } else { EVERYONE };
-        match map(&mut actor, name, rights).await {
-            Some(Ok(holding)) if watch(&mut actor, holding.lh, holding.life, rights).await => {}
+        let permissions = if actor.random.chance(1, 12) { Permissions::WRITE } else { EVERYONE };
+        match map(&mut actor, name, permissions).await {
+            Some(Ok(mapping)) if watch(&mut actor, mapping.lh, mapping.life, permissions).await => {}
             Some(Ok(_) | Err(RegionCause::NodeClosed(_))) => return,
             Some(Err(_)) | None => {}
         }
@@ -61,17 +61,17 @@ async fn work(mut actor: Actor) {
 }
 
 /// Watches a region for a while. Returns true if the node still works.
-async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> bool {
+async fn watch(actor: &mut Actor, lh: Lh, life: usize, permissions: Permissions) -> bool {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let result = actor.attempt("watch", session.watch(lh)).await;
     let cause = match result {
         Some(Ok(watch)) => {
-            let is_permitted = rights.contains(Permissions::READ);
+            let is_permitted = permissions.contains(Permissions::READ);
             actor.expect(is_permitted, begin_ns, "the session watches a region without read permission");
             Listener::new(actor, watch, lh, life, begin_ns).listen().await
         }
         Some(Err(error)) => {
-            let lacks = !rights.contains(Permissions::READ)
+            let lacks = !permissions.contains(Permissions::READ)
                 && matches!(error.cause, RegionCause::PermissionDenied { .. });
             let is_explained = lacks || is_refusal(actor, life, Permissions::READ, begin_ns, &error.cause);
             actor.expect_reason(is_explained, begin_ns, &error);
@@ -95,7 +95,7 @@ struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        with_life(&self.harness, self.life, |life| life.ledger.unwatch(self.id));
+        with_life(&self.harness, self.life, |life| life.ledger.remove_watch(self.id));
     }
 }
 
@@ -112,23 +112,23 @@ struct Listener<'a> {
 impl Listener<'_> {
     fn new(actor: &mut Actor, watch: Watch, lh: Lh, life: usize, begin_ns: u64) -> Listener<'_> {
         let watcher = ledger::Watcher::new((actor.node, actor.incarnation), actor.principal, begin_ns);
-        let id = with_life(&actor.harness, life, |life| life.ledger.watch(watcher));
+        let id = with_life(&actor.harness, life, |life| life.ledger.add_watch(watcher));
         let registration = Registration { harness: actor.harness.clone(), life, id };
-        actor.note(format_args!("is watch {id} of life {life}"));
+        actor.trace(format_args!("is watch {id} of life {life}"));
         Listener { actor, registration, watch, lh, is_unmapped: false }
     }
 
     /// Receives notifications for a while. Returns the cause if the watch ends meanwhile.
     async fn listen(mut self) -> Option<RegionCause> {
-        let mut left = self.actor.random.between(1, RECEIVED_MAX);
+        let mut remaining = self.actor.random.between(1, RECEIVED_MAX);
         // After the end of all writers, waits until the region is freed, to check that everything has arrived.
-        while left > 0 || !self.actor.harness.is_running() || self.is_unmapped {
-            left = left.saturating_sub(1);
+        while remaining > 0 || !self.actor.harness.sessions_continue() || self.is_unmapped {
+            remaining = remaining.saturating_sub(1);
             if let Err(cause) = self.receive().await {
                 return Some(cause);
             }
             self.pause_sometimes().await;
-            if left == 0 && !self.is_unmapped && self.actor.random.chance(1, 3) {
+            if remaining == 0 && !self.is_unmapped && self.actor.random.chance(1, 3) {
                 self.unmap().await;
             }
         }
@@ -138,7 +138,7 @@ impl Listener<'_> {
     async fn pause_sometimes(&mut self) {
         let Actor { harness, random, host, .. } = &mut *self.actor;
         let pause_us_max = [0, 20, SLOW_US_MAX][pick(random, &[40, 8, 1])];
-        if pause_us_max > 0 && harness.is_running() {
+        if pause_us_max > 0 && harness.sessions_continue() {
             let pause = Duration::from_nanos(random.below(pause_us_max * 1000));
             harness.world.sleep(Some(*host), pause).await;
         }
@@ -147,7 +147,7 @@ impl Listener<'_> {
     /// Unmaps the handle, which must end the watch after all queued notifications.
     async fn unmap(&mut self) {
         self.is_unmapped = true;
-        self.with_life(|life| life.ledger.end_handle(self.registration.id));
+        self.with_life(|life| life.ledger.begin_unmap(self.registration.id));
         let session = self.actor.session.clone();
         let _ = self.actor.attempt("unmap while notified", session.unmap(self.lh)).await;
     }
@@ -159,8 +159,8 @@ impl Listener<'_> {
             self.watch.try_recv()
         } else {
             let patience = Duration::from_nanos(self.actor.random.between(1, PATIENCE_US_MAX * 1000));
-            let enough = self.actor.harness.world.sleep(Some(self.actor.host), patience);
-            let next = async { before(enough, self.watch.recv()).await.transpose() };
+            let timeout = self.actor.harness.world.sleep(Some(self.actor.host), patience);
+            let next = async { before(timeout, self.watch.recv()).await.transpose() };
             let received = self.actor.attempt("receive a notification", next).await;
             self.check_awake(begin_ns);
             match received {
@@ -189,7 +189,7 @@ impl Listener<'_> {
         match self.slot_of(received) {
             Ok(slot) if !self.is_unmapped => self.read(slot, received.value).await,
             Ok(_) => {}
-            Err(reason) => self.violated(begin_ns, &format!("received {received:?}: {reason}")),
+            Err(reason) => self.report_violation(begin_ns, &format!("received {received:?}: {reason}")),
         }
     }
 
@@ -198,21 +198,21 @@ impl Listener<'_> {
         let Actor { harness, principal, .. } = &*self.actor;
         let now_ns = self.actor.now_ns();
         with_life(harness, self.registration.life, |life| {
-            let notice = life.ledger.record_arrival(self.registration.id, received.value, received.node.0)?;
-            let from = principal_of(notice.writer.node, notice.writer.session);
+            let origin = life.ledger.record_arrival(self.registration.id, received.value, received.node.0)?;
+            let from = principal_of(origin.writer.node, origin.writer.session);
             let is_right = (received.offset, received.len, received.from.as_str())
-                == (SLOTS[notice.slot], SLOT_WORDS as u64 * WORD, PRINCIPALS[from]);
+                == (SLOTS[origin.slot], SLOT_WORDS as u64 * WORD, PRINCIPALS[from]);
             let is_permitted = harness.was_any_node_isolated()
-                || life.rights.may_have(*principal, Permissions::READ, notice.begin_ns);
+                || life.permissions.may_have(*principal, Permissions::READ, origin.begin_ns);
             if !harness.was_isolated(received.node.0) {
-                life.record_received(received.value, notice, now_ns);
+                life.record_received(received.value, origin, now_ns);
             }
             match () {
                 () if !is_right => {
                     Err("the offset, length or sender of the notification is wrong".to_owned())
                 }
                 () if !is_permitted => Err("the watcher has no read permission".to_owned()),
-                () => Ok(notice.slot),
+                () => Ok(origin.slot),
             }
         })
     }
@@ -224,13 +224,16 @@ impl Listener<'_> {
         let result =
             self.actor.attempt("read notified", session.read(self.lh, SLOTS[slot], &mut bytes)).await;
         let is_cut_off = self.actor.harness.was_isolated(self.actor.node);
-        let wrong = self.with_life(|life| {
+        let unexplained = self.with_life(|life| {
             life.end_read(begin_ns);
             let is_read = matches!(result, Some(Ok(())));
             is_read.then(|| life.find_unexplained(slot, &bytes, begin_ns, is_cut_off)).flatten()
         });
-        if let Some(wrong) = wrong {
-            self.violated(begin_ns, &format!("after notification {number:#x}, the watcher read {wrong}"));
+        if let Some(unexplained) = unexplained {
+            self.report_violation(
+                begin_ns,
+                &format!("after notification {number:#x}, the watcher read {unexplained}"),
+            );
         }
         if let Some(Err(error)) = result {
             let (actor, life) = (&*self.actor, self.registration.life);
@@ -254,17 +257,17 @@ impl Listener<'_> {
                 Some((number, queued)) => {
                     Some(format!("notification {number} was queued at {} ns", queued.since_ns))
                 }
-                None if life.ended_ns < late_ns => {
-                    Some(format!("the region was freed at {} ns", life.ended_ns))
+                None if life.freed_ns < late_ns => {
+                    Some(format!("the region was freed at {} ns", life.freed_ns))
                 }
-                None if !life.rights.may_have(*principal, Permissions::READ, late_ns) => {
+                None if !life.permissions.may_have(*principal, Permissions::READ, late_ns) => {
                     Some("the watcher lost the read permission".to_owned())
                 }
                 None => None,
             }
         });
         if let Some(reason) = reason {
-            self.violated(begin_ns, &format!("the waiting watcher was not woken, although {reason}"));
+            self.report_violation(begin_ns, &format!("the waiting watcher was not woken, although {reason}"));
         }
     }
 
@@ -274,7 +277,7 @@ impl Listener<'_> {
             return;
         }
         if let Some((number, queued)) = self.with_life(|life| life.ledger.queued(self.registration.id)) {
-            self.violated(
+            self.report_violation(
                 begin_ns,
                 &format!("notification {number} was queued at {} ns, but never arrived", queued.since_ns),
             );
@@ -299,7 +302,7 @@ impl Listener<'_> {
         with_life(&self.actor.harness, self.registration.life, f)
     }
 
-    fn violated(&self, begin_ns: u64, reason: &str) {
+    fn report_violation(&self, begin_ns: u64, reason: &str) {
         let Registration { life, id, .. } = &self.registration;
         self.actor.expect(false, begin_ns, format_args!("watch {id} of life {life}: {reason}"));
     }

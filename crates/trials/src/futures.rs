@@ -1,7 +1,7 @@
-//! Cancellation: futures that are dropped at a random await point, or at a random time.
+//! Combinators of futures: cancellation at a random await point or time, a time limit, and two futures at once.
 
-use std::pin::pin;
-use std::task::Poll;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use halite_sim::{HostId, Random, World};
@@ -44,7 +44,7 @@ async fn after_polls<F: Future>(mut polls: u64, future: F) -> Option<F::Output> 
     .await
 }
 
-/// Returns the output of `future`; `None` if `end` ends before.
+/// Returns the output of `future`; `None` if `end` ends first.
 pub(crate) async fn before<F: Future>(end: impl Future<Output = ()>, future: F) -> Option<F::Output> {
     let (mut end, mut future) = (pin!(end), pin!(future));
     std::future::poll_fn(|context| match future.as_mut().poll(context) {
@@ -52,4 +52,28 @@ pub(crate) async fn before<F: Future>(end: impl Future<Output = ()>, future: F) 
         Poll::Pending => end.as_mut().poll(context).map(|()| None),
     })
     .await
+}
+
+/// Returns the outputs of two futures, which are polled alternately.
+pub(crate) async fn both<A: Future, B: Future>(first: A, second: B) -> (A::Output, B::Output) {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    let (mut from_first, mut from_second) = (None, None);
+    std::future::poll_fn(|context| {
+        poll_once(&mut from_first, first.as_mut(), context);
+        poll_once(&mut from_second, second.as_mut(), context);
+        match from_first.is_some() && from_second.is_some() {
+            true => Poll::Ready(from_first.take().zip(from_second.take()).expect("both have ended")),
+            false => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Polls a future, unless it has ended already.
+fn poll_once<F: Future>(output: &mut Option<F::Output>, future: Pin<&mut F>, context: &mut Context<'_>) {
+    if output.is_none()
+        && let Poll::Ready(ready) = future.poll(context)
+    {
+        *output = Some(ready);
+    }
 }
