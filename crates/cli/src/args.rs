@@ -581,7 +581,8 @@ pub struct SetQos {
     /// Policy: none, hw-sep (fixed shares) or sw-pri (limits low priority while high priority needs the link) [default:
     /// show the current policy]
     pub policy: Option<Policy>,
-    /// Rate of the node's link in bytes per second; hw-sep needs it, sw-pri measures it by default
+    /// Rate of the node's link in bytes per second [default: sw-pri: as the policy measures it; otherwise the rate
+    /// that the node has]
     #[arg(long, value_name = "BYTES", requires = "policy")]
     pub rate: Option<ByteCount>,
     /// A node of this host [default: any node that accepts sessions]

@@ -3,13 +3,13 @@
 use std::error::Error;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use anyhow::{Context, anyhow};
 use halite::cluster_dir::{self, ClusterDirError, Presence};
 use halite::{
     AccessCause, AccessError, AttachError, Config, CopyError, EPHEMERAL_NODE_MIN, JoinError, Node, NodeId,
-    Priority, QosError, RegionCause, RegionError, blocking,
+    Policy, Priority, QosError, RegionCause, RegionError, blocking,
 };
 use halite_providers::private_dir::DirError;
 
@@ -24,20 +24,38 @@ static EMBEDS: OnceLock<bool> = OnceLock::new();
 /// Priority of the command's operations; by default the highest that the principal may have.
 static PRIORITY: OnceLock<Priority> = OnceLock::new();
 
+/// Set by the warning about a priority without effect.
+static HAS_WARNED: Once = Once::new();
+
 /// Sets the values of `--embed` and `--priority` once, before the command runs.
 pub fn set_options(embeds: bool, priority: Option<Priority>) {
     EMBEDS.get_or_init(|| embeds);
     priority.map(|priority| PRIORITY.get_or_init(|| priority));
 }
 
-/// Returns the flags that give another process of the command the same priority.
-pub fn priority_flags() -> Vec<String> {
-    PRIORITY.get().map_or(Vec::new(), |priority| vec!["--priority".to_owned(), priority.to_string()])
+/// Returns the value of `--priority`.
+pub fn priority() -> Option<Priority> {
+    PRIORITY.get().copied()
 }
 
-/// Returns the session with the command's priority. Fails if the principal may not have it.
+/// Returns the flags that give another process of the command the same priority.
+pub fn priority_flags() -> Vec<String> {
+    priority().map_or(Vec::new(), |priority| vec!["--priority".to_owned(), priority.to_string()])
+}
+
+/// Returns the session with the command's priority. Fails if the principal may not have it. Warns once if the priority
+/// has no effect.
 pub fn with_priority(session: blocking::Session) -> Result<blocking::Session, QosError> {
-    PRIORITY.get().map_or(Ok(session.clone()), |priority| session.with_priority(*priority))
+    let Some(priority) = priority() else { return Ok(session) };
+    let session = session.with_priority(priority)?;
+    let now = session.qos()?;
+    if now.qos.policy == Policy::None {
+        HAS_WARNED.call_once(|| {
+            let node = now.node;
+            output::note(&format!("`--priority {priority}` has no effect: node {node}, which executes the operations of this command, has the policy none"));
+        });
+    }
+    Ok(session)
 }
 
 /// Attaches to a node of this host in the cluster directory, or joins the cluster as a node if no node accepts sessions.

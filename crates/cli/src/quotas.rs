@@ -27,7 +27,13 @@ pub struct SessionOptions {
     )]
     pub principals: Vec<PrincipalRule>,
     /// Principals whose operations have low priority, and cannot have high priority
-    #[arg(long, env = "HALITE_LOW_PRIORITY", value_name = "PRINCIPAL", value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "HALITE_LOW_PRIORITY",
+        value_name = "PRINCIPAL",
+        value_delimiter = ',',
+        value_parser = principal
+    )]
     pub low_priority: Vec<String>,
 }
 
@@ -77,6 +83,15 @@ pub enum QuotaOptionError {
         /// The reason why the amount is invalid.
         source: ByteCountError,
     },
+}
+
+/// Returns the name of a principal.
+fn principal(text: &str) -> Result<String, &'static str> {
+    if text.trim().is_empty() {
+        Err("the name of a principal must not be blank")
+    } else {
+        Ok(text.to_owned())
+    }
 }
 
 fn names() -> String {

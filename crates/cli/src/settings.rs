@@ -20,6 +20,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const PREFIX: &str = "HALITE_";
 /// Keys whose value may be a table, which stands for the list `NAME=VALUE,...` of the flag.
 const TABLES: [&str; 2] = ["quotas", "principals"];
+/// Keys whose value may be an array, which stands for the list `A,B,...` of the flag.
+const ARRAYS: [&str; 1] = ["low_priority"];
 /// The argument that names the file; it has no key.
 const CONFIG: &str = "config";
 
@@ -153,6 +155,13 @@ impl Settings {
                 toml::Value::Boolean(flag) => flag.to_string(),
                 toml::Value::Table(table) if TABLES.contains(&key.as_str()) => {
                     pairs(path, &key, &table)?.join(",")
+                }
+                toml::Value::Array(array) if array.is_empty() && ARRAYS.contains(&key.as_str()) => continue,
+                toml::Value::Array(array) if ARRAYS.contains(&key.as_str()) => {
+                    let item = |item: &toml::Value| {
+                        item.as_str().map(str::to_owned).ok_or_else(|| wrong_kind(path, &key, item))
+                    };
+                    array.iter().map(item).collect::<Result<Vec<_>, _>>()?.join(",")
                 }
                 other => return Err(wrong_kind(path, &key, &other)),
             };

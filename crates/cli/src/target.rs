@@ -26,16 +26,20 @@ pub enum TargetError {
 const PAGE: &str = "index.html";
 
 impl<'a> Target<'a> {
-    /// Fails if a file exists that may not be overwritten.
+    /// Fails if a file exists that may not be overwritten, or if the plot cannot be written.
     pub fn new(svg: Option<&'a Path>, out: Option<&'a Path>, force: bool) -> Result<Target<'a>, TargetError> {
         if let Some(path) = out.filter(|path| path.exists() && !path.is_dir()) {
             return Err(TargetError::NoFolder { path: path.to_owned() });
         }
         let existing = [svg, out].into_iter().flatten().find(|path| path.exists());
         match existing {
-            Some(path) if !force => Err(TargetError::Exists { path: path.to_owned() }),
-            _ => Ok(Target { svg, out, is_forced: force }),
+            Some(path) if !force => return Err(TargetError::Exists { path: path.to_owned() }),
+            _ => {}
         }
+        if let Some(path) = svg {
+            probe(path).map_err(|cause| TargetError::Write { path: path.to_owned(), cause })?;
+        }
+        Ok(Target { svg, out, is_forced: force })
     }
 
     /// Writes the plot, if the user asked for one.
@@ -71,4 +75,11 @@ impl<'a> Target<'a> {
         let _ = fs::remove_file(&part);
         placed.map_err(|cause| TargetError::Write { path: path.to_owned(), cause })
     }
+}
+
+/// Creates and removes a file beside `path`.
+fn probe(path: &Path) -> io::Result<()> {
+    let part = path.with_added_extension("part");
+    fs::write(&part, "")?;
+    fs::remove_file(part)
 }

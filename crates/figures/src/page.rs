@@ -35,7 +35,13 @@ impl Shown {
             series.extend((!simulated.is_empty()).then(|| line(false, simulated)));
         }
         let axis = |axis: &Axis| plot::Axis { label: axis.label.clone(), is_log: axis.scale == Scale::Log };
-        Plot { title: self.figure.title.clone(), x: axis(&panel.x), y: axis(&panel.y), series }
+        Plot {
+            title: self.figure.title.clone(),
+            x: axis(&panel.x),
+            y: axis(&panel.y),
+            series,
+            marks: Vec::new(),
+        }
     }
 
     /// Lists the lines that are not simulated, the points that miss (with the figure's own profiles only), and the

@@ -15,6 +15,8 @@ pub struct Plot {
     pub y: Axis,
     /// The lines of the plot.
     pub series: Vec<Series>,
+    /// Names of the sections of the horizontal axis, each with its begin.
+    pub marks: Vec<(f64, &'static str)>,
 }
 
 /// An axis.
@@ -173,6 +175,15 @@ where
         .x_label_formatter(&|value| short(*value))
         .y_label_formatter(&|value| short(*value))
         .draw()?;
+    let top = range(plot, plot.y.is_log, 1).1;
+    let upright = ("sans-serif", SMALL).into_font().transform(FontTransform::Rotate90);
+    let style = upright.color(&BLACK.mix(0.5));
+    let names = plot.marks.iter().filter(|(x, _)| is_drawn(plot, *x, top));
+    // A rotated text lies to the left of its position.
+    let beside = (SMALL as i32 + 2, 4);
+    chart.draw_series(
+        names.map(|(x, name)| EmptyElement::at((*x, top)) + Text::new(*name, beside, style.clone())),
+    )?;
     for series in &plot.series {
         let colour = colour(series);
         let points = series.points.iter().map(|[x, y]| (*x, *y)).filter(|(x, y)| is_drawn(plot, *x, *y));

@@ -98,9 +98,10 @@ fn a_logarithmic_axis_omits_points_without_a_logarithm() {
         x: axis("bytes", true),
         y: axis("us", false),
         series: vec![series(points)],
+        marks: vec![(8.0, "section")],
     };
     let image = svg(&[plot(&[[0.0, 1.0], [8.0, 2.0], [64.0, 3.0]])]);
-    for text in ["salt", "title", "bytes", "us"] {
+    for text in ["salt", "title", "bytes", "us", "section"] {
         assert!(image.contains(text), "{text}");
     }
     assert_eq!(image.matches("<circle").count(), 3, "two points, and the mark in the legend");

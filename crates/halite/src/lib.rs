@@ -109,8 +109,8 @@ pub use session::attached::wire::check_messages;
 pub use session::buffer::Buffer;
 pub use session::calls::{Answer, Call, Function, Mailbox, Message, PendingCall, Port, Sender, Server};
 pub use session::explain::{
-    AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,
-    Verbs,
+    AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, QosExplained,
+    RegionExplained, Verbs,
 };
 pub use session::lock::Guard;
 pub use session::qos::{QosError, QosNow};

@@ -1,10 +1,12 @@
 //! Quality of service: a node delays operations of low priority, so that operations of high priority keep their share
 //! of the node's link.
 //!
-//! A [`Shaper`] serves one direction of the link. The node reports the operations that it starts and completes, and the
-//! shaper returns the time at which the next operation may start. A shaper does not know peers, sessions or providers.
+//! [`Turns`] serve one direction of the link. The node reports the operations that it starts and completes, and learns
+//! the time at which the next operation of a session may start. A `Shaper` sets the limits of the two priorities; it
+//! knows no sessions.
 
 mod sw_pri;
+mod turns;
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,6 +14,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use self::sw_pri::SwPri;
+pub use self::turns::Turns;
 
 /// Minimum of [`Qos::rate`], in bytes per second: 8 Mbit/s.
 pub const RATE_MIN: u64 = 1_000_000;
@@ -74,7 +77,7 @@ pub enum BadQos {
     },
     /// The policy [`Policy::HwSep`] requires a rate.
     #[error(
-        "the policy hw-sep requires the rate of the link, because it does not measure the rate; set it in bytes/s"
+        "the policy hw-sep requires the rate of the link in bytes/s, because it does not measure it: add `--rate` to `halite set qos`, or `--link-rate` to the options of a node"
     )]
     RateNeeded,
 }
@@ -142,118 +145,44 @@ impl Qos {
         }
     }
 
-    /// Creates the shaper for one direction of the link; returns `None` if the policy delays no operation. Fails if the
+    /// Creates the turns of one direction of the link; returns `None` if the policy delays no operation. Fails if the
     /// settings are invalid.
-    pub fn shaper(&self, now_ns: u64) -> Result<Option<Box<dyn Shaper>>, BadQos> {
+    pub fn turns(&self, now_ns: u64) -> Result<Option<Turns>, BadQos> {
         self.check()?;
-        Ok(match self.policy {
-            Policy::None => None,
-            Policy::HwSep => Some(Box::new(HwSep::new(now_ns, self.rate.ok_or(BadQos::RateNeeded)?))),
-            Policy::SwPri => Some(Box::new(SwPri::new(now_ns, self.rate))),
-        })
+        let shaper: Box<dyn Shaper> = match self.policy {
+            Policy::None => return Ok(None),
+            Policy::HwSep => Box::new(HwSep { rate: self.rate.ok_or(BadQos::RateNeeded)? }),
+            Policy::SwPri => Box::new(SwPri::new(now_ns, self.rate)),
+        };
+        Ok(Some(Turns::new(now_ns, shaper)))
     }
 }
 
-/// Decides when operations may start, for one direction of a node's link.
-///
-/// All times are in nanoseconds on the node's clock. If a call passes an earlier time than a previous call, the time of
-/// the previous call applies.
-pub trait Shaper: Send + fmt::Debug {
-    /// Returns the time at which an operation of this priority may start. If this is `now_ns`, the operation may start
-    /// at once; otherwise the caller asks again at the returned time.
-    fn turn(&mut self, now_ns: u64, priority: Priority) -> u64;
-
-    /// Records that an operation on `bytes` bytes has started.
-    fn on_start(&mut self, now_ns: u64, priority: Priority, bytes: u64);
-
-    /// Records that an operation on `bytes` bytes has completed.
-    fn on_done(&mut self, now_ns: u64, priority: Priority, bytes: u64);
-
-    /// Records the round-trip time of a short operation of high priority, in either direction of the link.
-    fn on_round_trip(&mut self, now_ns: u64, round_trip_ns: u64);
+/// Limits the rates of the two priorities, for one direction of a node's link.
+trait Shaper: Send + fmt::Debug {
+    /// Moves the time forward, in nanoseconds on the node's clock. Ignores an earlier time than that of a previous call.
+    fn advance(&mut self, _now_ns: u64) {}
 
     /// Returns the current rate limit of a priority, in bytes per second; `None` if the priority has no limit.
     fn limit(&self, priority: Priority) -> Option<u64>;
-}
 
-/// A token bucket for one priority. The balance is in bytes times nanoseconds: it grows by the rate in bytes per second
-/// for each nanosecond, and an operation costs 10^9 per byte.
-///
-/// An operation may start while the balance is not negative; its cost is then subtracted. So operations of any length
-/// can start, and their average rate stays within the limit.
-#[derive(Clone, Copy, Default, Debug)]
-struct Bucket {
-    balance: i128,
-    at_ns: u64,
-}
+    /// Records that the limit has delayed an operation.
+    fn on_delay(&mut self) {}
 
-impl Bucket {
-    /// Returns the time at which an operation may start at `rate` bytes per second.
-    fn turn(&mut self, now_ns: u64, rate: u64) -> u64 {
-        self.refill(now_ns, rate);
-        let wait_ns = (-self.balance).max(0).div_euclid(i128::from(rate.max(1))) as u64;
-        match self.balance < 0 {
-            true => now_ns.saturating_add((wait_ns + 1).min(RECHECK_NS)),
-            false => now_ns,
-        }
-    }
+    /// Records that an operation on `bytes` bytes has completed.
+    fn on_done(&mut self, _priority: Priority, _bytes: u64) {}
 
-    fn take(&mut self, now_ns: u64, rate: u64, bytes: u64) {
-        self.refill(now_ns, rate);
-        self.balance -= i128::from(bytes) * i128::from(SECOND_NS);
-    }
-
-    fn refill(&mut self, now_ns: u64, rate: u64) {
-        let elapsed_ns = now_ns.saturating_sub(self.at_ns);
-        self.at_ns = self.at_ns.max(now_ns);
-        let earned = i128::from(rate) * i128::from(elapsed_ns);
-        self.balance = (self.balance + earned).min(i128::from(rate) * i128::from(BURST_NS));
-    }
-
-    /// Sets the balance to zero, which cancels all debt.
-    fn clear(&mut self, now_ns: u64) {
-        *self = Bucket { balance: 0, at_ns: now_ns };
-    }
+    /// Records the round-trip time of a short operation of high priority, in either direction of the link.
+    fn on_round_trip(&mut self, _round_trip_ns: u64) {}
 }
 
 /// The shaper of [`Policy::HwSep`].
 #[derive(Debug)]
 struct HwSep {
     rate: u64,
-    high: Bucket,
-    low: Bucket,
-}
-
-impl HwSep {
-    fn new(now_ns: u64, rate: u64) -> HwSep {
-        let bucket = Bucket { balance: 0, at_ns: now_ns };
-        HwSep { rate, high: bucket, low: bucket }
-    }
-
-    fn class(&mut self, priority: Priority) -> (&mut Bucket, u64) {
-        let low = self.rate / 4;
-        match priority {
-            Priority::High => (&mut self.high, self.rate - low),
-            Priority::Low => (&mut self.low, low),
-        }
-    }
 }
 
 impl Shaper for HwSep {
-    fn turn(&mut self, now_ns: u64, priority: Priority) -> u64 {
-        let (bucket, rate) = self.class(priority);
-        bucket.turn(now_ns, rate)
-    }
-
-    fn on_start(&mut self, now_ns: u64, priority: Priority, bytes: u64) {
-        let (bucket, rate) = self.class(priority);
-        bucket.take(now_ns, rate, bytes);
-    }
-
-    fn on_done(&mut self, _now_ns: u64, _priority: Priority, _bytes: u64) {}
-
-    fn on_round_trip(&mut self, _now_ns: u64, _round_trip_ns: u64) {}
-
     fn limit(&self, priority: Priority) -> Option<u64> {
         let low = self.rate / 4;
         Some(if priority == Priority::Low { low } else { self.rate - low })

@@ -60,6 +60,6 @@ pub use golden::golden;
 pub use hosted::Birth;
 pub use judge::Tally;
 pub use plan::{Faults, Plan, PlanError, Work};
-pub use qos::{qos, qos_apps};
+pub use qos::{AppsRow, QosRow, qos, qos_apps};
 pub use report::Report;
 pub use trial::{Keep, run};

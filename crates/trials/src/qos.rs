@@ -5,17 +5,18 @@ mod apps;
 mod tests;
 
 use std::cell::{Cell, RefCell};
-use std::fmt::Write;
+use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
 use halite::{Lh, NodeId, Permissions, Placement, Policy, Priority, Qos, Session, WriteOp};
 use halite_sim::{HostId, Profile, RunEnd, World};
+use serde::Serialize;
 
 use crate::golden::Cluster;
 
-pub use apps::qos_apps;
+pub use apps::{AppsRow, qos_apps};
 
 /// Lengths of a write in bytes.
 const BULK_BYTES: usize = 8 << 10;
@@ -64,25 +65,69 @@ struct Written {
     times_ns: RefCell<Vec<u64>>,
 }
 
-/// Returns a table of all policies: throughput of both priorities alone and beside each other, and times of small writes
-/// beside long ones, between two nodes with the hardware of `profile`.
-pub fn qos(profile: &Profile) -> String {
+/// Measurements of one policy. Throughput is in MB/s.
+#[derive(Debug, Serialize)]
+pub struct QosRow {
+    /// The policy of the writing node.
+    pub policy: Policy,
+    /// Throughput of high priority alone.
+    pub high_alone: f64,
+    /// Throughput of high priority beside low priority.
+    pub high_beside: f64,
+    /// Throughput of low priority alone.
+    pub low_alone: f64,
+    /// Throughput of low priority beside high priority.
+    pub low_beside: f64,
+    /// 99th percentile of single writes of 64 B alone, in us.
+    pub small_p99_us_idle: f64,
+    /// 99th percentile of single writes of 64 B beside low priority, in us.
+    pub small_p99_us_beside: f64,
+    /// Rate of writes of 64 B, up to 256 outstanding, alone, in Mops.
+    pub small_mops_idle: f64,
+    /// Rate of these writes beside low priority, in Mops.
+    pub small_mops_beside: f64,
+}
+
+impl QosRow {
+    /// Heading of a table of these rows.
+    pub const HEADING: &str = "\
+| policy | high alone [MB/s] | high beside low | low alone | low beside high | 64 B alone, p99 [usec] | 64 B beside low | 256 of 64 B alone [Mops] | beside low |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|
+";
+}
+
+impl fmt::Display for QosRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {:.1} | {:.2} | {:.2} |",
+            self.policy,
+            self.high_alone,
+            self.high_beside,
+            self.low_alone,
+            self.low_beside,
+            self.small_p99_us_idle,
+            self.small_p99_us_beside,
+            self.small_mops_idle,
+            self.small_mops_beside
+        )
+    }
+}
+
+/// Measures all policies: throughput of both priorities alone and beside each other, and small writes beside long ones,
+/// between two nodes with the hardware of `profile`.
+pub fn qos(profile: &Profile) -> Vec<QosRow> {
     let link = profile.bandwidth_bytes_per_us * 1_000_000;
     std::thread::scope(|scope| {
         let rows = [Policy::SwPri, Policy::HwSep, Policy::None].map(|policy| {
             let rate = (policy == Policy::HwSep).then_some(link);
             scope.spawn(move || row(profile, Qos { policy, rate }))
         });
-        rows.into_iter().fold(HEADING.to_owned(), |text, row| text + &row.join().expect("its phases end"))
+        rows.into_iter().map(|row| row.join().expect("its phases end")).collect()
     })
 }
 
-const HEADING: &str = "\
-| policy | high alone [MB/s] | high beside low | low alone | low beside high | 64 B alone, p99 [usec] | 64 B beside low | 256 of 64 B alone [Mops] | beside low |
-|---|---:|---:|---:|---:|---:|---:|---:|---:|
-";
-
-fn row(profile: &Profile, qos: Qos) -> String {
+fn row(profile: &Profile, qos: Qos) -> QosRow {
     let world = World::new(0, profile.clone());
     let measured = Rc::new(RefCell::new(Vec::new()));
     let (here, phases) = (world.clone(), measured.clone());
@@ -115,22 +160,17 @@ fn row(profile: &Profile, qos: Qos) -> String {
         times_ns.sort_unstable();
         times_ns[times_ns.len() * 99 / 100] as f64 / 1e3
     };
-    let mut text = String::new();
-    writeln!(
-        text,
-        "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {:.1} | {:.2} | {:.2} |",
-        qos.policy,
-        rate(0, 0),
-        rate(1, 0),
-        rate(2, 1),
-        rate(1, 1),
-        tail_us(3),
-        tail_us(4),
-        rate(5, 0) / SMALL_BYTES as f64,
-        rate(6, 0) / SMALL_BYTES as f64
-    )
-    .expect("writing to a string cannot fail");
-    text
+    QosRow {
+        policy: qos.policy,
+        high_alone: rate(0, 0),
+        high_beside: rate(1, 0),
+        low_alone: rate(2, 1),
+        low_beside: rate(1, 1),
+        small_p99_us_idle: tail_us(3),
+        small_p99_us_beside: tail_us(4),
+        small_mops_idle: rate(5, 0) / SMALL_BYTES as f64,
+        small_mops_beside: rate(6, 0) / SMALL_BYTES as f64,
+    }
 }
 
 /// Runs one phase. Returns the writes of high and of low priority in its measurement.
@@ -184,7 +224,8 @@ struct Stream {
 }
 
 impl Stream {
-    /// Writes until the end of `measured`, and counts the writes that complete in this time.
+    /// Writes until the end of `measured`, and counts the writes in this time. Of a batch that is only in part in this
+    /// time, this part counts.
     async fn write(&self, measured: Range<u64>) {
         let bytes = vec![7; BULK_BYTES];
         let (len, batch_len) = match self.load {
@@ -203,8 +244,10 @@ impl Stream {
                 len * batch_len
             };
             let now_ns = self.world.now_ns();
+            let in_time_ns = now_ns.min(measured.end).saturating_sub(before_ns.max(measured.start));
+            let in_time = len as u64 * in_time_ns / (now_ns - before_ns).max(1);
+            self.written.bytes.set(self.written.bytes.get() + in_time);
             if measured.contains(&now_ns) {
-                self.written.bytes.set(self.written.bytes.get() + len as u64);
                 self.written.times_ns.borrow_mut().push(now_ns - before_ns);
             }
         }

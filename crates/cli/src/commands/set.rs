@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use halite::{NodeId, Qos, QosNow, blocking};
+use halite::{NodeId, Policy, Qos, QosNow, blocking};
 
 use crate::args::{SetCommand, SetQos};
 use crate::output;
@@ -20,7 +20,8 @@ fn qos(dir: &Path, args: &SetQos) -> anyhow::Result<()> {
         None => blocking::Session::attach(dir)?,
     };
     if let Some(policy) = args.policy {
-        session.set_qos(Qos { policy, rate: args.rate.map(|rate| rate.0) })?;
+        let known = if policy == Policy::SwPri { None } else { session.qos()?.qos.rate };
+        session.set_qos(Qos { policy, rate: args.rate.map(|rate| rate.0).or(known) })?;
     }
     let now = session.qos()?;
     match args.listing.json {

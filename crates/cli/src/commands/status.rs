@@ -142,7 +142,7 @@ fn print_principals(dir: &Path, rows: &[Row], json: bool) -> anyhow::Result<()> 
         let session = match blocking::Session::attach_to(dir, NodeId(row.node)) {
             Ok(session) => session,
             // Nodes of other hosts, and nodes that accept no sessions, have none to show.
-            Err(AttachError::NoNode { .. }) => continue,
+            Err(AttachError::NotHere { .. }) => continue,
             Err(error) => {
                 output::note(&format!(
                     "node {} shows no principals: {}",

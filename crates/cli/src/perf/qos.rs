@@ -25,6 +25,7 @@ use super::cores::pin;
 use super::job::{Job, wrong};
 use super::parcel::{differs, pattern};
 use crate::bytes::ByteCount;
+use crate::client;
 use crate::output;
 use crate::table::{Align, Table};
 use crate::target::Target;
@@ -64,7 +65,7 @@ enum Load {
 
 /// The writes of a session that are outstanding together.
 #[derive(Clone, Copy)]
-struct Long {
+struct Writes {
     /// Length of a write, in bytes.
     bytes: usize,
     /// Number of independent streams, and the writes that each posts together.
@@ -72,11 +73,11 @@ struct Long {
     together: usize,
 }
 
-impl Long {
-    fn new(bytes: usize) -> Long {
+impl Writes {
+    fn new(bytes: usize) -> Writes {
         let outstanding = (OUTSTANDING_BYTES / bytes).clamp(1, OUTSTANDING_MAX);
         let streams = outstanding.min(STREAMS_MAX);
-        Long { bytes, streams, together: outstanding / streams }
+        Writes { bytes, streams, together: outstanding / streams }
     }
 
     fn outstanding(self) -> usize {
@@ -84,7 +85,7 @@ impl Long {
     }
 }
 
-const MANY_SMALL: Long = Long { bytes: SMALL, streams: STREAMS_MAX, together: 32 };
+const MANY_SMALL: Writes = Writes { bytes: SMALL, streams: STREAMS_MAX, together: 32 };
 
 const PHASES: [Phase; 8] = [
     Phase { name: "high alone", high: Some(Load::Long), low: None },
@@ -137,11 +138,17 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     if args.all || args.threads.is_some() || args.iterations.is_some() || args.attached {
         return Err(wrong("qos has its own threads: omit -a, -t, -n and --attached").into());
     }
+    if client::priority().is_some() {
+        return Err(wrong("qos writes with both priorities: omit --priority (HALITE_PRIORITY)").into());
+    }
+    if args.policy == Some(Policy::None) && args.link_rate.is_some() {
+        return Err(wrong("the policy none has no use for a rate: omit --link-rate").into());
+    }
     let size = args.size.map_or(OPERATION as u64, |ByteCount(size)| size);
     if !(SMALL as u64 + 1..=SIZE_MAX).contains(&size) {
         return Err(wrong("qos writes 65 B to 64 MiB at a time: change -s").into());
     }
-    let long = Long::new(size as usize);
+    let long = Writes::new(size as usize);
     let seconds = args.seconds.unwrap_or(SECONDS);
     let policy = args.policy.unwrap_or(Policy::SwPri);
     let mut qos = Qos { policy, rate: args.link_rate.map(|ByteCount(rate)| rate) };
@@ -184,12 +191,12 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
 struct Pair<'b> {
     bench: &'b Bench,
     sessions: [blocking::Session; 2],
-    long: Long,
+    long: Writes,
     bytes: [Vec<u8>; 2],
 }
 
 impl<'b> Pair<'b> {
-    fn new(bench: &'b Bench, long: Long) -> Result<Pair<'b>, QosError> {
+    fn new(bench: &'b Bench, long: Writes) -> Result<Pair<'b>, QosError> {
         let of = |priority| bench.end.session.with_priority(priority);
         let sessions = [of(Priority::High)?, of(Priority::Low)?];
         let bytes = [HIGH, LOW].map(|index| pattern(long.bytes as u64, index));
@@ -263,7 +270,7 @@ fn sample(time: Duration, counts: &[AtomicU64; 2], stop: &AtomicBool) -> Vec<[f6
 struct Writer<'w> {
     session: &'w blocking::Session,
     lh: Lh,
-    long: Long,
+    long: Writes,
     /// Bytes of a long write; a small one writes the first of them.
     bytes: &'w [u8],
     /// Number of bytes written so far.
@@ -301,8 +308,8 @@ impl Writer<'_> {
     }
 
     /// Writes one part of the region after the other, so that several streams keep the link busy.
-    async fn stream(&self, writes: Long, stream: usize, stop: &AtomicBool) -> anyhow::Result<()> {
-        let Long { bytes, together, .. } = writes;
+    async fn stream(&self, writes: Writes, stream: usize, stop: &AtomicBool) -> anyhow::Result<()> {
+        let Writes { bytes, together, .. } = writes;
         let slots = stream * together..(stream + 1) * together;
         let op = |slot: usize| {
             // Both kinds of writes leave the same bytes in the region.
@@ -342,7 +349,7 @@ impl Report {
     fn new(
         bench: &Bench,
         qos: Qos,
-        (seconds, long): (u64, Long),
+        (seconds, long): (u64, Writes),
         phases: &[Measured],
         errors: u64,
     ) -> Report {
@@ -408,7 +415,7 @@ fn text(report: &Report, phases: &[Measured]) -> String {
         report.fabric,
         report.policy,
         ByteCount(report.size as u64),
-        Long::new(report.size).outstanding(),
+        Writes::new(report.size).outstanding(),
         report.high_beside / report.high_alone,
         report.low_beside / report.high_alone,
         report.low_alone / report.high_alone,
@@ -432,5 +439,8 @@ fn svg(report: &Report) -> String {
     let axis = |label: &str| Axis { label: label.to_owned(), is_log: false };
     let title = format!("Priorities over {}, policy {}", report.fabric, report.policy);
     let series = vec![line("high priority", 0, 1), line("low priority", 1, 2)];
-    plot::svg(&[Plot { title, x: axis("time [s]"), y: axis("throughput [MB/s]"), series }])
+    let begin_s = |phase: usize| (phase as u64 * report.seconds) as f64;
+    let marks =
+        PHASES.iter().enumerate().map(|(phase, Phase { name, .. })| (begin_s(phase), *name)).collect();
+    plot::svg(&[Plot { title, x: axis("time [s]"), y: axis("throughput [MB/s]"), series, marks }])
 }

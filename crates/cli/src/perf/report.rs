@@ -93,7 +93,13 @@ pub fn svg(job: &Job, rows: &[Row]) -> String {
     series.extend((!bare.is_empty()).then(|| line(name, 1, bare)));
     let y = if is_bandwidth { "throughput [MB/s]" } else { "latency, median [us]" };
     let axis = |label: &str| Axis { label: label.to_owned(), is_log: true };
-    plot::svg(&[Plot { title: job.plan.what.to_owned(), x: axis("bytes"), y: axis(y), series }])
+    plot::svg(&[Plot {
+        title: job.plan.what.to_owned(),
+        x: axis("bytes"),
+        y: axis(y),
+        series,
+        marks: Vec::new(),
+    }])
 }
 
 fn heading(job: &Job) -> String {

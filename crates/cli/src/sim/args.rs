@@ -38,6 +38,8 @@ pub struct QosArgs {
     /// Instead of bare writes, a log and PageRank of high priority beside constant writes of low priority (figure 15)
     #[arg(long)]
     pub apps: bool,
+    #[command(flatten)]
+    pub listing: Listing,
 }
 
 /// Arguments of `halite sim run`

@@ -8,6 +8,7 @@ mod excerpt;
 mod list;
 mod panics;
 mod plans;
+mod qos;
 mod run;
 mod seeds;
 mod soak;
@@ -15,8 +16,6 @@ mod totals;
 mod walk;
 
 use std::path::{Path, PathBuf};
-
-use halite_sim::Profile;
 
 pub use args::SimArgs;
 
@@ -29,12 +28,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         SimCommand::Run(args) => run::run(args),
         SimCommand::Soak(args) => soak::run(args),
         SimCommand::List(args) => list::run(args),
-        SimCommand::Qos(args) => {
-            let profile = Profile::named(&args.profile)?;
-            let table =
-                if args.apps { halite_trials::qos_apps(&profile) } else { halite_trials::qos(&profile) };
-            Ok(output::print(&table)?)
-        }
+        SimCommand::Qos(args) => qos::run(args),
         SimCommand::Golden => Ok(output::print(&halite_trials::golden())?),
     }
 }

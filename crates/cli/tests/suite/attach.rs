@@ -207,12 +207,18 @@ fn low_priority_principal_cannot_use_high_priority() {
     let low = session.with_priority(Priority::Low).unwrap();
     for session in [&session, &low] {
         assert_eq!(session.with_priority(Priority::High).err(), Some(QosError::HighDenied));
-        assert_eq!(session.explain_peer(NodeId(1)).unwrap().priority, Priority::Low);
+        assert_eq!(session.explain_peer(NodeId(1)).unwrap().qos.priority, Priority::Low);
     }
     let text = scratch.write("text", b"salt");
     scratch.fails_with(&format!("--priority high put text {}", text.display()), 1, "`low_priority`");
     scratch.ok(&format!("--priority low put text {}", text.display()));
     assert_eq!(scratch.ok("get text"), "salt");
+    scratch.fails_with("set qos hw-sep --node 7", 1, "node 7 does not run on this host");
+    scratch.fails_with("set qos hw-sep --node 0", 1, "`--rate`");
+    scratch.ok("set qos hw-sep --node 0 --rate 2M");
+    scratch.ok("set qos hw-sep --node 0");
+    let explained = scratch.ok("explain text");
+    assert!(explained.contains("priority: low, under policy hw-sep of node 0"), "{explained}");
     scratch.ok("down");
 }
 
@@ -315,7 +321,7 @@ fn garbage_on_a_socket_ends_only_its_session() {
 }
 
 /// Version of the protocol of sessions.
-const VERSION: u16 = 9;
+const VERSION: u16 = 10;
 
 /// A socket that blocks its last closer for minutes, because its peer does not read.
 fn lingering_socket() -> (TcpListener, TcpStream) {

@@ -191,6 +191,8 @@ fn contradicting_flags_are_refused() {
         ("perf networks -s 8", "networks has its own sizes"),
         ("perf qos -s 8", "qos writes 65 B to 64 MiB"),
         ("perf qos -t 2", "qos has its own threads"),
+        ("--priority low perf qos", "qos writes with both priorities"),
+        ("perf qos --policy none --link-rate 1G", "omit --link-rate"),
         ("perf read_lat --policy none", "apply only to qos"),
         ("perf read_lat --out page", "--out applies only to networks"),
     ] {

@@ -110,7 +110,10 @@ impl Driver {
             if request.to.is_none() {
                 return Err(PostFailure::PeerDown);
             }
-            self.within(left.min(RETRY), self.shared.posted.progress_after(seen)).await;
+            let turn_ns = self.request_delay(node, &request);
+            let wait =
+                turn_ns.map_or(RETRY, |turn_ns| Duration::from_nanos(turn_ns.saturating_sub(self.now_ns())));
+            self.within(left.min(wait), self.shared.posted.progress_after(seen)).await;
         }
     }
 
@@ -157,16 +160,13 @@ impl Driver {
         if self.is_closed() {
             return Err(Some(self.closed_failure()));
         }
-        let is_shaped = len > 0 && self.shared.shaping.is_active();
-        if is_shaped && self.delays_request(node, request.priority) {
+        if self.request_delay(node, request).is_some() {
             return Err(None);
         }
         match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
             Ok(posted) => {
                 self.count_posted(request.kind, len);
-                if is_shaped {
-                    self.record_request(node, request.priority, request.input.len());
-                }
+                self.record_request(node, request);
                 Ok(Pending::new(self, posted))
             }
             Err(NotPosted::NoLink) => Err(self.absence_of(node, request.to)),

@@ -9,10 +9,13 @@ use std::sync::{Mutex, OnceLock};
 
 use halite_tier::ids::{NodeId, Principal};
 
-use halite_tier::qos::{BadQos, Priority, Qos, Shaper};
+use halite_tier::qos::{BadQos, Priority, Qos, Turns};
 use halite_tier::rpc::Target;
 
 use crate::driver::Driver;
+use crate::posted::SLICE_BYTES_MAX;
+use crate::rpc::Request;
+use crate::runtime::lanes::Queue;
 use crate::runtime::locks::{lock, ranked};
 
 /// Length in bytes up to which a single operation's round trip shows the delay of the path.
@@ -29,6 +32,15 @@ pub(crate) enum Direction {
     In,
 }
 
+/// When an operation may start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// Now. An operation with more bytes starts with a part of this length.
+    Now { bytes_max: usize },
+    /// The caller asks again at this time on the node's clock, in nanoseconds.
+    At(u64),
+}
+
 /// The policy of a node.
 #[derive(Debug, Default)]
 pub(crate) struct Shaping {
@@ -42,8 +54,8 @@ pub(crate) struct Shaping {
 #[derive(Debug, Default)]
 struct State {
     qos: Qos,
-    /// The shapers of both directions; `None` without a policy.
-    shapers: Option<[Box<dyn Shaper>; 2]>,
+    /// The turns of both directions; `None` without a policy.
+    turns: Option<[Turns; 2]>,
 }
 
 /// Record of an operation that was posted under a policy.
@@ -74,10 +86,10 @@ impl Shaping {
 
     /// Replaces the policy. Operations that wait follow the new one within 10 ms.
     pub(crate) fn set(&self, now_ns: u64, qos: Qos) -> Result<(), BadQos> {
-        let (out, incoming) = (qos.shaper(now_ns)?, qos.shaper(now_ns)?);
+        let (out, incoming) = (qos.turns(now_ns)?, qos.turns(now_ns)?);
         let mut state = lock(&self.state);
-        *state = State { qos, shapers: out.zip(incoming).map(|(out, incoming)| [out, incoming]) };
-        self.is_active.store(state.shapers.is_some(), Relaxed);
+        *state = State { qos, turns: out.zip(incoming).map(|(out, incoming)| [out, incoming]) };
+        self.is_active.store(state.turns.is_some(), Relaxed);
         Ok(())
     }
 
@@ -88,24 +100,31 @@ impl Shaping {
     /// Returns the current limits of a priority, in bytes per second: out of this node, then into it. `None` means no
     /// limit.
     pub(crate) fn limits(&self, priority: Priority) -> [Option<u64>; 2] {
-        match &lock(&self.state).shapers {
-            Some(shapers) => shapers.each_ref().map(|shaper| shaper.limit(priority)),
+        match &lock(&self.state).turns {
+            Some(turns) => turns.each_ref().map(|turns| turns.limit(priority)),
             None => [None; 2],
         }
     }
 
-    /// Returns the time at which to ask again, in nanoseconds, if an operation may not start now; `None` if it may
-    /// start.
-    pub(crate) fn delay(&self, now_ns: u64, direction: Direction, priority: Priority) -> Option<u64> {
+    /// Returns when an operation on `bytes` bytes may start.
+    pub(crate) fn turn(&self, now_ns: u64, direction: Direction, queue: Queue, bytes: usize) -> Turn {
         let mut state = lock(&self.state);
-        let turn_ns = state.shapers.as_mut()?[direction as usize].turn(now_ns, priority);
-        (turn_ns > now_ns).then_some(turn_ns)
+        let Some(turns) = &mut state.turns else { return Turn::Now { bytes_max: SLICE_BYTES_MAX } };
+        let turns = &mut turns[direction as usize];
+        let turn_ns = turns.turn(now_ns, queue.priority, queue.flow, bytes as u64);
+        match turn_ns > now_ns {
+            true => Turn::At(turn_ns),
+            false => {
+                let bytes_max = turns.part_bytes_max(queue.priority).min(SLICE_BYTES_MAX as u64) as usize;
+                Turn::Now { bytes_max }
+            }
+        }
     }
 
-    /// Calls `with` with the shaper of a direction, if there is a policy.
-    fn with(&self, direction: Direction, with: impl FnOnce(&mut dyn Shaper)) {
-        if let Some(shapers) = &mut lock(&self.state).shapers {
-            with(&mut *shapers[direction as usize]);
+    /// Calls `with` with the turns of a direction, if there is a policy.
+    fn with(&self, direction: Direction, with: impl FnOnce(&mut Turns)) {
+        if let Some(turns) = &mut lock(&self.state).turns {
+            with(&mut turns[direction as usize]);
         }
     }
 }
@@ -115,7 +134,7 @@ impl Driver {
     pub(crate) fn record_start(
         &self,
         direction: Direction,
-        priority: Priority,
+        queue: Queue,
         bytes: usize,
         is_awaited: bool,
     ) -> Option<Posted> {
@@ -123,7 +142,8 @@ impl Driver {
             return None;
         }
         let at_ns = self.now_ns();
-        self.shared.shaping.with(direction, |shaper| shaper.on_start(at_ns, priority, bytes as u64));
+        let Queue { priority, flow } = queue;
+        self.shared.shaping.with(direction, |turns| turns.on_start(at_ns, priority, flow, bytes as u64));
         Some(Posted { at_ns, is_awaited })
     }
 
@@ -139,34 +159,47 @@ impl Driver {
             return;
         }
         let now_ns = self.now_ns();
-        self.shared.shaping.with(direction, |shaper| shaper.on_done(now_ns, priority, bytes as u64));
+        self.shared.shaping.with(direction, |turns| turns.on_done(now_ns, priority, bytes as u64));
         let Some(Posted { at_ns, is_awaited: true }) = posted else { return };
         if priority == Priority::High && bytes <= SHORT_BYTES_MAX {
             let round_trip_ns = now_ns.saturating_sub(at_ns);
             // A queue in either direction delays it.
             for direction in [Direction::Out, Direction::In] {
-                self.shared.shaping.with(direction, |shaper| shaper.on_round_trip(now_ns, round_trip_ns));
+                self.shared.shaping.with(direction, |turns| turns.on_round_trip(now_ns, round_trip_ns));
             }
         }
     }
 
-    /// Returns true if a call or message to `node` must wait for its turn.
-    #[cold]
-    pub(crate) fn delays_request(&self, node: NodeId, priority: Priority) -> bool {
-        self.is_beyond_host(node)
-            && self.shared.shaping.delay(self.now_ns(), Direction::Out, priority).is_some()
-    }
-
-    /// Records that a call or message with `bytes` bytes was posted to `node`.
-    #[cold]
-    pub(crate) fn record_request(&self, node: NodeId, priority: Priority, bytes: usize) {
-        if self.is_beyond_host(node) {
-            self.record_start(Direction::Out, priority, bytes, false);
-            self.record_end(Direction::Out, priority, bytes, None);
+    /// Returns the time at which a call or message to `node` must ask again, if the node's policy delays it now.
+    #[inline]
+    pub(crate) fn request_delay(&self, node: NodeId, request: &Request<'_>) -> Option<u64> {
+        if !self.limits_request(node, request) {
+            return None;
+        }
+        match self.shared.shaping.turn(self.now_ns(), Direction::Out, request.queue, request.input.len()) {
+            Turn::Now { .. } => None,
+            Turn::At(turn_ns) => Some(turn_ns),
         }
     }
 
+    /// Records that a call or message was posted to `node`.
+    #[inline]
+    pub(crate) fn record_request(&self, node: NodeId, request: &Request<'_>) {
+        if self.limits_request(node, request) {
+            let bytes = request.input.len();
+            self.record_start(Direction::Out, request.queue, bytes, false);
+            self.record_end(Direction::Out, request.queue.priority, bytes, None);
+        }
+    }
+
+    /// Returns true if the node's policy limits a call or message to `node`.
+    #[inline]
+    fn limits_request(&self, node: NodeId, request: &Request<'_>) -> bool {
+        !request.input.is_empty() && self.shared.shaping.is_active() && self.is_beyond_host(node)
+    }
+
     /// Returns true if a network connects this node to `node`.
+    #[cold]
     fn is_beyond_host(&self, node: NodeId) -> bool {
         let is_far = |peer| !self.shared.fabric.capabilities(peer).direct;
         let target = self.shared.peers.with_link_to(node, |link| link.target);

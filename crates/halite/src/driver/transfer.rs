@@ -20,13 +20,13 @@ use halite_tier::rpc::atomic::ATOMIC_IMM;
 use smallvec::SmallVec;
 
 use crate::driver::Driver;
-use crate::driver::shaping::{self, Direction};
+use crate::driver::shaping::{self, Direction, Turn};
 use crate::metrics::Timed;
 use crate::posted::{
     Cursor, DetachedOperation, NoStaging, OperationResult, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX,
     bytes_max, refill_threshold,
 };
-use crate::runtime::lanes::{CALLS, TRANSFERS};
+use crate::runtime::lanes::{CALLS, Queue, TRANSFERS};
 
 /// The number of bytes that loads and stores reached. If they reached none, the peer to which the whole access may be
 /// posted, if there is one. Small, since the cause would cost accesses by loads and stores some instructions.
@@ -60,7 +60,7 @@ pub(crate) trait Transfer {
 
     fn kind(&self) -> Kind;
 
-    /// Returns the priority of the accesses; `None` if they are never delayed and count for no priority.
+    /// Returns the priority of the accesses; `None` if no policy delays them and they count for no priority.
     fn priority(&self) -> Option<Priority> {
         None
     }
@@ -169,10 +169,11 @@ impl Driver {
     ) -> Option<SinglePart<'_>> {
         let Err(Some(peer)) = *reached else { return None };
         let whole = transfer.len(0);
-        if whole > SLICE_BYTES_MAX || self.delay(transfer).is_some() {
+        let Turn::Now { bytes_max } = self.turn(transfer, whole) else { return None };
+        if whole > bytes_max {
             return None;
         }
-        let part = self.prepare(transfer, Cursor::default(), peer, true);
+        let part = self.prepare(transfer, Cursor::default(), peer, bytes_max, true);
         let mut part = part.ok().filter(|part| part.len == whole)?;
         let time = self.begin_time(transfer.kind());
         self.expect_round_trip(peer);
@@ -185,13 +186,15 @@ impl Driver {
         Some(SinglePart { operation: part.operation, peer, time, shaped })
     }
 
-    /// Returns the time at which the transfer must ask again, if the node's policy delays it now.
+    /// Returns when the next part of the transfer, of `bytes` bytes, may start under the node's policy.
     #[inline]
-    fn delay<T: Transfer>(&self, transfer: &T) -> Option<u64> {
-        if !self.shared.shaping.is_active() {
-            return None;
+    fn turn<T: Transfer>(&self, transfer: &T, bytes: usize) -> Turn {
+        match queue_of(transfer) {
+            Some(queue) if self.shared.shaping.is_active() => {
+                self.shared.shaping.turn(self.now_ns(), direction_of(transfer.kind()), queue, bytes)
+            }
+            _ => Turn::Now { bytes_max: SLICE_BYTES_MAX },
         }
-        self.shared.shaping.delay(self.now_ns(), direction_of(transfer.kind()), transfer.priority()?)
     }
 
     #[inline]
@@ -204,7 +207,7 @@ impl Driver {
         if !self.shared.shaping.is_active() {
             return None;
         }
-        self.record_start(direction_of(transfer.kind()), transfer.priority()?, bytes, is_awaited)
+        self.record_start(direction_of(transfer.kind()), queue_of(transfer)?, bytes, is_awaited)
     }
 
     #[inline]
@@ -245,12 +248,13 @@ impl Driver {
     }
 
     /// Begins a part at `at` if its memory still belongs to `peer`; later changes of that memory wait for the part.
-    /// `is_only` is true if no other part of the transfer holds staging memory.
+    /// The part has at most `bytes_max` bytes. `is_only` is true if no other part of the transfer holds staging memory.
     fn prepare<T: Transfer>(
         &self,
         transfer: &T,
         at: Cursor,
         peer: PeerId,
+        bytes_max: usize,
         is_only: bool,
     ) -> Result<Part<'_>, NotReady> {
         let shared = &self.shared;
@@ -263,7 +267,7 @@ impl Driver {
             Err(Blocked::Post { peer: found, address, len }) if found == peer => (address, len),
             _ => return Err(NotReady::Moved),
         };
-        let len = len.min(SLICE_BYTES_MAX as u64) as usize;
+        let len = len.min(bytes_max as u64) as usize;
         let is_staged = match kind {
             Kind::Read => true,
             Kind::Write => len > capabilities().inline_bytes_max,
@@ -313,6 +317,10 @@ impl Driver {
 
 fn direction_of(kind: Kind) -> Direction {
     if matches!(kind, Kind::Read) { Direction::In } else { Direction::Out }
+}
+
+fn queue_of<T: Transfer>(transfer: &T) -> Option<Queue> {
+    Some(Queue { priority: transfer.priority()?, flow: transfer.lane().flow })
 }
 
 fn lane_of<T: Transfer>(transfer: &T, part: &Part<'_>) -> Lane {
@@ -496,16 +504,18 @@ impl<'a, T: Transfer> TransferRun<'a, T> {
                     if !self.pipeline.has_room_with(self.ready.len(), bytes, self.bytes_max) {
                         return WaitReason::Window;
                     }
-                    if bytes >= SLICE_BYTES_MAX {
+                    let left = self.transfer.len(at.index) - at.done;
+                    let bytes_max = match self.driver.turn(&*self.transfer, left) {
+                        Turn::Now { bytes_max } => bytes_max,
+                        Turn::At(turn_ns) => return WaitReason::Delayed(turn_ns),
+                    };
+                    if bytes >= bytes_max {
                         return WaitReason::Batch;
-                    }
-                    if let Some(turn_ns) = self.driver.delay(&*self.transfer) {
-                        return WaitReason::Delayed(turn_ns);
                     }
                     // A transfer with nothing posted must not wait for staging memory, because other transfers wait for
                     // it in turn.
                     let is_only = self.ready.is_empty() && self.pipeline.is_empty();
-                    match self.driver.prepare(&*self.transfer, at, peer, is_only) {
+                    match self.driver.prepare(&*self.transfer, at, peer, bytes_max, is_only) {
                         Ok(part) => {
                             self.at = self.after(at, part.len);
                             bytes += part.len;

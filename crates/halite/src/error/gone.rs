@@ -22,6 +22,17 @@ pub enum AttachError {
         /// The cluster directory.
         dir: PathBuf,
     },
+    /// The wanted node does not run on this host, or accepts no sessions.
+    #[error(
+        "cannot attach: node {node} does not run on this host, or accepts no sessions in {}; `halite status` lists all nodes",
+        dir.display()
+    )]
+    NotHere {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// The wanted node.
+        node: NodeId,
+    },
     /// The cluster directory does not admit this user. Either no node runs there, or nodes that accept no sessions of this
     /// user.
     #[error(

@@ -19,13 +19,23 @@ pub(crate) const TRANSFERS: Lane = Lane { number: 1, class: Class::Bulk, flow: 1
 /// or 3), so that sessions are spread evenly.
 const NUMBERS: u32 = 6;
 
+/// The operations that take turns as one: those of a session with one priority.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Queue {
+    pub(crate) priority: Priority,
+    pub(crate) flow: u32,
+}
+
+impl Queue {
+    pub(crate) fn of(session: SessionId, priority: Priority) -> Queue {
+        let flow = 2 + 2 * u32::from(session.0) + u32::from(priority == Priority::Low);
+        Queue { priority, flow }
+    }
+}
+
 /// Returns the lane of a session's reads, writes and atomics of regions. Sessions take turns in it, and so do the two
 /// priorities of a session.
 pub(crate) fn accesses(session: SessionId, priority: Priority) -> Lane {
-    let session = u32::from(session.0);
-    Lane {
-        number: 1 + (session % NUMBERS) as u8,
-        flow: 2 + 2 * session + u32::from(priority == Priority::Low),
-        ..TRANSFERS
-    }
+    let number = 1 + (u32::from(session.0) % NUMBERS) as u8;
+    Lane { number, flow: Queue::of(session, priority).flow, ..TRANSFERS }
 }

@@ -127,6 +127,8 @@ pub struct RegionExplained {
     pub sealed: bool,
     /// How requests of this session reach the node that executes them, as text; `None` if the session is not attached.
     pub requests_by: Option<String>,
+    /// Priority of this session's operations, and the policy that applies to them.
+    pub qos: QosExplained,
     /// The region's bytes, grouped by owner and path.
     pub pieces: Vec<PieceExplained>,
 }
@@ -235,15 +237,24 @@ pub struct PeerExplained {
     pub cut_off_at: Vec<u32>,
     /// How requests of this session reach the node that executes them, as text; `None` if the session is not attached.
     pub requests_by: Option<String>,
-    /// Priority of this session's operations.
-    pub priority: Priority,
-    /// Policy of this node for operations of different priority.
-    pub policy: Policy,
-    /// Current limits of the policy on operations of this priority: for bytes that leave this node, and for bytes that
-    /// come to it, in bytes per second; `None` if there is no limit.
-    pub limits_bytes_per_s: [Option<u64>; 2],
+    /// Priority of this session's operations, and the policy that applies to them.
+    pub qos: QosExplained,
     /// Reason for the other node's state, as text.
     pub reason: String,
+}
+
+/// The priority of a session's operations, and the policy that applies to them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QosExplained {
+    /// Priority of the session's operations.
+    pub priority: Priority,
+    /// Number of the session's node, whose policy applies.
+    pub node: u32,
+    /// Policy of that node for operations of different priority.
+    pub policy: Policy,
+    /// Current limits of the policy on operations of this priority: for bytes that leave the node, and for bytes that
+    /// come to it, in bytes per second; `None` if there is no limit.
+    pub limits_bytes_per_s: [Option<u64>; 2],
 }
 
 /// What the node of this session currently knows about another node.
@@ -344,6 +355,7 @@ impl Session {
             permissions: known.permissions,
             sealed: known.sealed,
             requests_by: None,
+            qos: session.explain_qos(),
             pieces,
         })
     }
@@ -407,15 +419,23 @@ impl Session {
             bytes_quarantined_there: answering_status(node, &statuses).map(|status| status.bytes_quarantined),
             cut_off_at,
             requests_by: None,
-            priority: session.priority,
-            policy: driver.shared.shaping.qos().policy,
-            limits_bytes_per_s: driver.shared.shaping.limits(session.priority),
+            qos: session.explain_qos(),
             reason: peer_reason(&known, is_self, trouble),
         })
     }
 }
 
 impl Embedded {
+    fn explain_qos(&self) -> QosExplained {
+        let (priority, shaping) = (self.priority, &self.inner.driver.shared.shaping);
+        QosExplained {
+            priority,
+            node: self.inner.node.0,
+            policy: shaping.qos().policy,
+            limits_bytes_per_s: shaping.limits(priority),
+        }
+    }
+
     /// Returns the state of the path to a peer. Waits for at most `PATH_TIMEOUT` if the path of a new peer is not known
     /// yet.
     async fn path_to(&self, peer: Option<PeerId>) -> Option<Path> {
@@ -612,6 +632,18 @@ fn requests_by(f: &mut fmt::Formatter<'_>, way: Option<&str>) -> fmt::Result {
     way.map_or(Ok(()), |way| writeln!(f, "requests of this session: by {way}"))
 }
 
+impl fmt::Display for QosExplained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "priority: {}, under policy {} of node {}", self.priority, self.policy, self.node)?;
+        let text =
+            |limit: Option<u64>| limit.map_or("no limit".to_owned(), |limit| format!("{limit} bytes/s"));
+        match self.limits_bytes_per_s {
+            [None, None] => writeln!(f, ", no limit now"),
+            [out, incoming] => writeln!(f, ", now {} out and {} in", text(out), text(incoming)),
+        }
+    }
+}
+
 impl fmt::Display for RegionExplained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Names come from other users and must not reach the terminal as commands.
@@ -623,6 +655,7 @@ impl fmt::Display for RegionExplained {
         let sealed = if self.sealed { "; sealed" } else { "" };
         writeln!(f, "permissions of this handle: {}{sealed}", self.permissions)?;
         requests_by(f, self.requests_by.as_deref())?;
+        write!(f, "{}", self.qos)?;
         self.pieces.iter().try_for_each(|piece| write!(f, "{piece}"))
     }
 }
@@ -792,16 +825,7 @@ impl fmt::Display for PeerExplained {
             self.calls_under_way, self.node, self.answers_kept
         )?;
         requests_by(f, self.requests_by.as_deref())?;
-        write!(f, "priority: {}, policy {}", self.priority, self.policy)?;
-        let [out, incoming] =
-            self.limits_bytes_per_s.map(|limit| limit.map(|limit| format!("{limit} bytes/s")));
-        match (out, incoming) {
-            (None, None) => writeln!(f, ", no limit now")?,
-            (out, incoming) => {
-                let text = |limit: Option<String>| limit.unwrap_or("no limit".to_owned());
-                writeln!(f, ", now {} out and {} in", text(out), text(incoming))?;
-            }
-        }
+        write!(f, "{}", self.qos)?;
         write!(f, "quarantined: {} bytes here because of node {}", self.bytes_quarantined_here, self.node)?;
         match self.bytes_quarantined_there {
             Some(bytes) => writeln!(f, ", {bytes} bytes of node {} because of other nodes", self.node)?,

@@ -17,7 +17,7 @@
 //! priority has only its least rate for one window every 5 s. Round trips count as longer if they also exceed those of
 //! such windows by four standard deviations, because processors delay them as well.
 
-use super::{Bucket, Priority, SECOND_NS, Shaper};
+use super::{Priority, SECOND_NS, Shaper};
 
 /// Length of a window (one measurement), in nanoseconds: the time of 150 operations of 8 KiB over 1 Gbit/s, and four
 /// times the maximum delay of an acknowledgement over UDP.
@@ -82,7 +82,6 @@ impl RoundTrips {
 pub(super) struct SwPri {
     /// Configured rate of the link, in bytes per second.
     rate: Option<u64>,
-    bucket: Bucket,
     window_begin_ns: u64,
     /// Bytes of each priority that completed in this window.
     high_bytes: u64,
@@ -117,7 +116,6 @@ impl SwPri {
     pub(super) fn new(now_ns: u64, rate: Option<u64>) -> SwPri {
         SwPri {
             rate,
-            bucket: Bucket { balance: 0, at_ns: now_ns },
             window_begin_ns: now_ns,
             high_bytes: 0,
             low_bytes: 0,
@@ -143,12 +141,8 @@ impl SwPri {
         self.rate.unwrap_or(self.seen[0].rate.max(self.seen[1].rate))
     }
 
-    /// Ends the current window if its time is over, and sets the limits for the next one.
-    fn advance(&mut self, now_ns: u64) {
-        let elapsed_ns = now_ns.saturating_sub(self.window_begin_ns);
-        if elapsed_ns < WINDOW_NS {
-            return;
-        }
+    /// Ends the current window, and sets the limits for the next one.
+    fn end_window(&mut self, now_ns: u64, elapsed_ns: u64) {
         if now_ns >= self.generation_end_ns {
             self.seen = [Seen::NOTHING, self.seen[0]];
             self.generation_end_ns = now_ns.saturating_add(GENERATION_NS);
@@ -187,9 +181,6 @@ impl SwPri {
             self.is_baseline = true;
             self.next_baseline_ns = now_ns.saturating_add(GENERATION_NS);
         }
-        if self.limit(Priority::Low).is_none() {
-            self.bucket.clear(now_ns);
-        }
         (self.high_bytes, self.low_bytes, self.high_operations, self.has_delayed) = (0, 0, 0, false);
         self.round_trips = RoundTrips::default();
         self.window_begin_ns = now_ns;
@@ -227,27 +218,26 @@ fn floor(link: u64) -> u64 {
 }
 
 impl Shaper for SwPri {
-    fn turn(&mut self, now_ns: u64, priority: Priority) -> u64 {
-        self.advance(now_ns);
-        match self.limit(priority) {
-            None => now_ns,
-            Some(limit) => {
-                let turn_ns = self.bucket.turn(now_ns, limit);
-                self.has_delayed |= turn_ns > now_ns;
-                turn_ns
-            }
+    fn advance(&mut self, now_ns: u64) {
+        let elapsed_ns = now_ns.saturating_sub(self.window_begin_ns);
+        if elapsed_ns >= WINDOW_NS {
+            self.end_window(now_ns, elapsed_ns);
         }
     }
 
-    fn on_start(&mut self, now_ns: u64, priority: Priority, bytes: u64) {
-        self.advance(now_ns);
-        if let Some(limit) = self.limit(priority) {
-            self.bucket.take(now_ns, limit, bytes);
+    fn limit(&self, priority: Priority) -> Option<u64> {
+        if priority == Priority::High || self.probe_windows > 0 {
+            return None;
         }
+        let least = self.is_baseline.then(|| floor(self.link_rate()));
+        [self.limit_by_load, self.limit_by_delay, least].into_iter().flatten().min()
     }
 
-    fn on_done(&mut self, now_ns: u64, priority: Priority, bytes: u64) {
-        self.advance(now_ns);
+    fn on_delay(&mut self) {
+        self.has_delayed = true;
+    }
+
+    fn on_done(&mut self, priority: Priority, bytes: u64) {
         match priority {
             Priority::High => {
                 self.high_bytes = self.high_bytes.saturating_add(bytes);
@@ -257,16 +247,7 @@ impl Shaper for SwPri {
         }
     }
 
-    fn on_round_trip(&mut self, now_ns: u64, round_trip_ns: u64) {
-        self.advance(now_ns);
+    fn on_round_trip(&mut self, round_trip_ns: u64) {
         self.round_trips.add(round_trip_ns);
-    }
-
-    fn limit(&self, priority: Priority) -> Option<u64> {
-        if priority == Priority::High || self.probe_windows > 0 {
-            return None;
-        }
-        let least = self.is_baseline.then(|| floor(self.link_rate()));
-        [self.limit_by_load, self.limit_by_delay, least].into_iter().flatten().min()
     }
 }

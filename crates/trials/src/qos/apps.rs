@@ -1,7 +1,7 @@
 //! Applications of high priority beside constant writes of low priority, as in LITE's figure 15.
 
 use std::cell::Cell;
-use std::fmt::Write;
+use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use halite_apps::graph::input::{Input, Kronecker};
 use halite_apps::graph::{Crowd, PageRank, Shard, pagerank};
 use halite_apps::log::{Log, Options, Writer};
 use halite_sim::{Profile, RunEnd, World};
+use serde::Serialize;
 
 use super::{DEADLINE_NS, Load, REGION_BYTES, STREAMS, Stream, WARM_UP};
 use crate::golden::Cluster;
@@ -33,34 +34,61 @@ enum App {
     PageRank,
 }
 
-/// Returns a table of all policies: times of an append to a log and of an iteration of PageRank, alone and beside writes
-/// of low priority, between two nodes with the hardware of `profile`.
-pub fn qos_apps(profile: &Profile) -> String {
-    let mut text = HEADING.to_owned();
-    for policy in [Policy::None, Policy::HwSep, Policy::SwPri] {
-        let rate = (policy == Policy::HwSep).then_some(profile.bandwidth_bytes_per_us * 1_000_000);
-        let [log, rank] = [App::Log, App::PageRank]
-            .map(|app| [false, true].map(|low| time_us(profile, Qos { policy, rate }, app, low)));
-        let slower = |[alone, beside]: [f64; 2]| beside / alone;
-        writeln!(
-            text,
-            "| {policy} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.2} |",
-            log[0],
-            log[1],
-            slower(log),
-            rank[0],
-            rank[1],
-            slower(rank)
-        )
-        .expect("writing to a string cannot fail");
-    }
-    text
+/// Measurements of one policy: times of a step, in us.
+#[derive(Debug, Serialize)]
+pub struct AppsRow {
+    /// The policy of both nodes.
+    pub policy: Policy,
+    /// An append to a log, alone.
+    pub append_us_alone: f64,
+    /// An append to a log, beside writes of low priority.
+    pub append_us_beside: f64,
+    /// An iteration of PageRank, alone.
+    pub iteration_us_alone: f64,
+    /// An iteration of PageRank, beside writes of low priority.
+    pub iteration_us_beside: f64,
 }
 
-const HEADING: &str = "\
+impl AppsRow {
+    /// Heading of a table of these rows.
+    pub const HEADING: &str = "\
 | policy | append to a log, alone [usec] | beside low | times | iteration of PageRank, alone [usec] | beside low | times |
 |---|---:|---:|---:|---:|---:|---:|
 ";
+}
+
+impl fmt::Display for AppsRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "| {} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.2} |",
+            self.policy,
+            self.append_us_alone,
+            self.append_us_beside,
+            self.append_us_beside / self.append_us_alone,
+            self.iteration_us_alone,
+            self.iteration_us_beside,
+            self.iteration_us_beside / self.iteration_us_alone
+        )
+    }
+}
+
+/// Measures all policies: times of an append to a log and of an iteration of PageRank, alone and beside writes
+/// of low priority, between two nodes with the hardware of `profile`.
+pub fn qos_apps(profile: &Profile) -> Vec<AppsRow> {
+    let row = |policy| {
+        let rate = (policy == Policy::HwSep).then_some(profile.bandwidth_bytes_per_us * 1_000_000);
+        let step_us = |app, has_low| time_us(profile, Qos { policy, rate }, app, has_low);
+        AppsRow {
+            policy,
+            append_us_alone: step_us(App::Log, false),
+            append_us_beside: step_us(App::Log, true),
+            iteration_us_alone: step_us(App::PageRank, false),
+            iteration_us_beside: step_us(App::PageRank, true),
+        }
+    };
+    [Policy::None, Policy::HwSep, Policy::SwPri].map(row).into()
+}
 
 /// Returns the time of one step of an application in us.
 fn time_us(profile: &Profile, qos: Qos, app: App, has_low: bool) -> f64 {

@@ -2,28 +2,63 @@
 
 use super::*;
 
+const LONG_BYTES: u64 = 4 << 20;
+
 /// Two simulated adapters with 1 Gb/s, so that few packets pass.
 #[test]
 fn each_policy_gives_its_shares() {
     let cx3 = Profile::named("cx3-40g").expect("it is built in");
     let slow = Profile { bandwidth_bytes_per_us: 125, retransmit_ns: 50_000_000, ..cx3 };
-    let table = qos(&slow);
-    let rows: Vec<Vec<f64>> = table
-        .lines()
-        .skip(2)
-        .map(|line| line.split('|').filter_map(|cell| cell.trim().parse().ok()).collect())
-        .collect();
-    let [sw_pri, hw_sep, none] = &rows[..] else { panic!("{table}") };
-    let [high_alone, high_beside, low_alone, low_beside, _, small_beside, ..] = sw_pri[..] else {
-        panic!("{table}")
-    };
-    assert!(high_alone > 120.0 && low_alone > 0.95 * high_alone, "{table}");
-    assert!(high_beside > 0.85 * high_alone && low_beside > 2.0, "{table}");
-    assert!(small_beside < none[5] / 2.0, "{table}");
-    for (index, share) in [0.75, 0.75, 0.25, 0.25].into_iter().enumerate() {
-        assert!((hw_sep[index] / 125.0 - share).abs() < 0.02, "{table}");
+    let rows = qos(&slow);
+    let [sw_pri, hw_sep, none] = &rows[..] else { panic!("{rows:?}") };
+    assert!(sw_pri.high_alone > 120.0 && sw_pri.low_alone > 0.95 * sw_pri.high_alone, "{sw_pri:?}");
+    assert!(sw_pri.high_beside > 0.85 * sw_pri.high_alone && sw_pri.low_beside > 2.0, "{sw_pri:?}");
+    assert!(sw_pri.small_p99_us_beside < none.small_p99_us_beside / 2.0, "{rows:?}");
+    let shares = [hw_sep.high_alone, hw_sep.high_beside, hw_sep.low_alone, hw_sep.low_beside];
+    for (rate, share) in shares.into_iter().zip([0.75, 0.75, 0.25, 0.25]) {
+        assert!((rate / 125.0 - share).abs() < 0.02, "{hw_sep:?}");
     }
-    assert!((none[1] / none[3] - 1.0).abs() < 0.1, "{table}");
+    assert!((none.high_beside / none.low_beside - 1.0).abs() < 0.1, "{none:?}");
+}
+
+/// A quarter of a link of 1 Gb/s is for low priority.
+#[test]
+fn short_reads_of_low_priority_pass_long_ones() {
+    let cx3 = Profile::named("cx3-40g").expect("it is built in");
+    let slow = Profile { bandwidth_bytes_per_us: 125, ..cx3 };
+    let world = World::new(0, slow);
+    let times_us = Rc::new(RefCell::new(Vec::new()));
+    let (here, times) = (world.clone(), times_us.clone());
+    world.spawn(None, "qos", async move {
+        let cluster = Cluster::start(&here).await;
+        let qos = Qos { policy: Policy::HwSep, rate: Some(125_000_000) };
+        cluster.session(0).set_qos(qos).await.expect("the settings are valid");
+        let low = |_| cluster.session(0).with_priority(Priority::Low).expect("no principal is limited");
+        let [greedy, polite] = [0, 1].map(low);
+        let mut regions = Vec::new();
+        for (session, bytes) in [(&greedy, LONG_BYTES), (&polite, 64)] {
+            let there = Placement::On(NodeId(1));
+            let allocated = session.alloc(None, bytes, there, Permissions::all()).await;
+            regions.push(allocated.expect("there is room"));
+        }
+        let [long, short] = regions[..] else { unreachable!("two regions were allocated") };
+        let is_read = Rc::new(Cell::new(false));
+        let read = is_read.clone();
+        here.spawn(Some(cluster.host(0)), "long read", async move {
+            greedy.read(long, 0, &mut vec![0; LONG_BYTES as usize]).await.expect("the region exists");
+            read.set(true);
+        });
+        while !is_read.get() {
+            let begin_ns = here.now_ns();
+            polite.read(short, 0, &mut [0; 64]).await.expect("the region exists");
+            times.borrow_mut().push((here.now_ns() - begin_ns) / 1000);
+        }
+    });
+    assert_eq!(world.run_until(DEADLINE_NS), RunEnd::Finished);
+    world.end();
+    let (count, longest_us) = (times_us.borrow().len(), times_us.borrow().iter().copied().max().unwrap_or(0));
+    // The long read takes 134 ms, and each of its parts half a millisecond.
+    assert!(count > 100 && longest_us < 2_000, "{count} reads, at most {longest_us} us");
 }
 
 /// Regression: each adapter sent requests without a pause and no acknowledgement, until the other one broke the

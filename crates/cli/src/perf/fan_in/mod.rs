@@ -342,7 +342,7 @@ fn svg(reports: &[Report]) -> String {
     let axis = |label: &str, is_log| Axis { label: label.to_owned(), is_log };
     let series = vec![Series { name, colour: 0, is_dashed: false, points }];
     let (x, y) = (axis("clients", true), axis("server, processor time [ns/op]", false));
-    plot::svg(&[Plot { title, x, y, series }])
+    plot::svg(&[Plot { title, x, y, series, marks: Vec::new() }])
 }
 
 fn ask(server: &mut ChildProcess, request: &Request) -> anyhow::Result<Answer> {

@@ -309,7 +309,7 @@ fn section(
     });
     let series = measured.chain(published(id)).collect();
     let axis = |label: &str| Axis { label: label.to_owned(), is_log: true };
-    let plot = Plot { title: title.to_owned(), x: axis("bytes"), y: axis(label), series };
+    let plot = Plot { title: title.to_owned(), x: axis("bytes"), y: axis(label), series, marks: Vec::new() };
     let table_row = |size: u64| {
         let cell = |network: &Network| {
             let row = rows.iter().find(|row| row.network == network.name && row.size == size);

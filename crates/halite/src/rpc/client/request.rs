@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use halite_fabric::{PostCause, RemoteAddress};
 use halite_tier::ids::{NodeId, Principal};
-use halite_tier::qos::Priority;
 use halite_tier::rpc::{Input, Kind, RequestHeader, SlotId, Target};
 
 use crate::rpc::Rpc;
 use crate::rpc::shared::{Link, Outbound};
+use crate::runtime::lanes::Queue;
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
@@ -29,7 +29,8 @@ pub(crate) struct Request<'a> {
     /// server's memory.
     pub(crate) reply_in_place: bool,
     pub(crate) deadline_ns: u64,
-    pub(crate) priority: Priority,
+    /// The turns that the request takes under a policy.
+    pub(crate) queue: Queue,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -60,7 +60,8 @@ impl Session {
     /// Posts a write of `from` at `offset`. Returns errors in the outcome of [`Posted`].
     ///
     /// Writes to one node take effect in the order in which they were posted, if none of them exceeds 120 KiB, fewer than
-    /// 1,024 are in flight, and their regions do not move. At most 32 MiB of reads and long writes may be in flight to
+    /// 1,024 are in flight, their regions do not move, and no policy limits the session's priority
+    /// ([`Session::set_qos`]). At most 32 MiB of reads and long writes may be in flight to
     /// one node; an access beyond that fails with [`NoStaging`](crate::AccessCause::NoStaging).
     ///
     /// Over UDP, a polling target sees the bytes before it acknowledges them: it acknowledges with its next poll or

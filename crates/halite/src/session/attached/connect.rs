@@ -32,7 +32,7 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, A
     let io_error = |path: &Path| {
         let path = path.to_owned();
         move |error: io::Error| match error.kind() {
-            ErrorKind::NotFound => AttachError::NoNode { dir: dir.to_owned() },
+            ErrorKind::NotFound => absent(dir, wanted),
             ErrorKind::PermissionDenied => AttachError::NotAdmitted { path },
             _ => AttachError::Io { path, source: error },
         }
@@ -56,7 +56,7 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, A
     }
     nodes.retain(|(node, _)| wanted.is_none_or(|wanted| wanted == *node));
     nodes.sort();
-    let mut last = AttachError::NoNode { dir: dir.to_owned() };
+    let mut last = absent(dir, wanted);
     for (_, name) in nodes {
         // Through the descriptor: the path may lead elsewhere by now, and may be too long for an address.
         let through: PathBuf = ["/proc/self/fd", &sockets.as_raw_fd().to_string(), &name].iter().collect();
@@ -77,6 +77,14 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, A
         }
     }
     Err(last)
+}
+
+fn absent(dir: &Path, wanted: Option<NodeId>) -> AttachError {
+    let dir = dir.to_owned();
+    match wanted {
+        Some(node) => AttachError::NotHere { dir, node },
+        None => AttachError::NoNode { dir },
+    }
 }
 
 fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<Connected, AttachError> {

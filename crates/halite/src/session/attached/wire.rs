@@ -25,7 +25,7 @@ use crate::session::{AllocOptions, Lh, SwapOp, Who};
 /// First bytes of each hello.
 pub(crate) const MAGIC: [u8; 8] = *b"halite\0s";
 /// Version of this protocol; changes with every change of a message.
-pub(crate) const VERSION: u16 = 9;
+pub(crate) const VERSION: u16 = 10;
 /// Length of a message's header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Maximum length of the data of one access request, in bytes. The client splits longer accesses, so that the node can

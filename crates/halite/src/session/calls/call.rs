@@ -15,6 +15,7 @@ use crate::driver::requests::{Pending, PostFailure, SpinResult};
 use crate::error::{CallCause, CallError};
 use crate::metrics::Timed;
 use crate::rpc::{BATCH_MAX, Reply, ReplyBuffer, Request};
+use crate::runtime::lanes::Queue;
 use crate::runtime::wait::{AdaptiveSpin, join_all};
 use crate::session::calls::remote::RemoteCall;
 use crate::session::{Embedded, Session, embedded};
@@ -253,7 +254,7 @@ impl<'s> OutgoingCall<'s> {
             reply_bytes_max: self.parameters.reply_bytes_max,
             reply_in_place: self.parameters.reply_in_place,
             deadline_ns: self.parameters.deadline_ns,
-            priority: self.session.priority,
+            queue: Queue::of(self.session.inner.id, self.session.priority),
         }
     }
 

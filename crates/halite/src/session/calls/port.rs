@@ -11,6 +11,7 @@ use super::server::Receiver;
 use crate::driver::requests::{Pending, PostFailure, SpinResult};
 use crate::error::{Gone, SendCause, SendError, ServeCause, ServeError};
 use crate::rpc::{Incoming, Reply, ReplyBuffer, Request, ServeOptions, ServiceId};
+use crate::runtime::lanes::Queue;
 use crate::session::attached::wire::{self, Request as Asked};
 use crate::session::attached::{Answer, Client};
 use crate::session::calls::served::RemoteMailbox;
@@ -295,7 +296,7 @@ impl<'s> OutgoingMessage<'s> {
             reply_bytes_max: 0,
             reply_in_place: false,
             deadline_ns: u64::MAX,
-            priority: self.session.priority,
+            queue: Queue::of(self.session.inner.id, self.session.priority),
         }
     }
 
