@@ -112,8 +112,9 @@ pub struct PerfArgs {
     /// Overwrite existing files of --out and --svg
     #[arg(long)]
     pub force: bool,
-    /// Measure a session that is attached to the other end's node, which executes each operation. Also measures the
-    /// round trip of a word to the other core (relay_us)
+    /// Measure a session that is attached to the other end's node, which executes each operation. Calls are served by
+    /// a third process, which is attached too. Also measures the round trip of a word to the other core, or through all
+    /// three processes (relay_us)
     #[arg(long)]
     pub attached: bool,
     /// Measure against this node of the cluster in --dir instead of a new process
@@ -149,4 +150,7 @@ pub struct ServerArgs {
     pub fabric: Provider,
     #[command(flatten)]
     pub responder: Responder,
+    /// Have no node: attach to node 0, and run on the cores of the client's threads
+    #[arg(long)]
+    pub attached: bool,
 }

@@ -3,8 +3,11 @@
 //! Halite is compared with the faster of two ways: the C library's memcpy between private buffers, and a copy to a
 //! plain shared mapping. The mapping has the same kind of pages as the arena of a node.
 
+use std::fs::File;
 use std::hint::black_box;
 use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -84,6 +87,18 @@ impl Words {
     pub fn new(bytes: u64) -> io::Result<Words> {
         let bytes = bytes.next_multiple_of(8);
         Ok(Words(plain_segment(bytes)?.window(0, bytes).expect("the whole segment")))
+    }
+
+    /// Maps the memory that another process has created, by a path of its descriptor.
+    pub fn open(path: &Path, bytes: u64) -> anyhow::Result<Words> {
+        let file = File::options().read(true).write(true).open(path)?;
+        Ok(Words(Segment::open(&file, bytes)?.window(0, bytes).expect("the whole segment")))
+    }
+
+    /// Returns a path by which processes of the same user can open this memory.
+    pub fn path(&self) -> PathBuf {
+        let fd = self.0.segment().fd().expect("the memory is a memfd").as_raw_fd();
+        PathBuf::from(format!("/proc/{}/fd/{fd}", std::process::id()))
     }
 
     /// Returns the word at `offset`, which must be a multiple of 8 inside the mapping.

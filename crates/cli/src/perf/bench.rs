@@ -25,6 +25,8 @@ pub struct Bench {
     pub job: Job,
     /// The client's end.
     pub end: End,
+    /// The attached process that serves functions; `None` if the server process does.
+    attached_server: Option<Server>,
     /// The server process; `None` if the peer is a running node.
     pub server: Option<Server>,
     /// Regions that exist until the last row.
@@ -50,6 +52,8 @@ impl Bench {
         let server = scratch.as_ref().map(|scratch| Server::start(scratch.path(), &job)).transpose()?;
         let dir = scratch.as_ref().map(Scratch::path).or(dir);
         let dir = dir.map_or_else(|| Config::default().dir, Path::to_owned);
+        let has_third = job.args.attached && job.plan.serves_functions;
+        let attached_server = has_third.then(|| Server::start_attached(&dir, &job)).transpose()?;
         // This node runs on the first client thread's core. The server, a child, would inherit the core, so it started
         // before.
         pin(cores.of_client(0)).context("cannot pin the client to its core")?;
@@ -73,6 +77,7 @@ impl Bench {
         Ok(Bench {
             job,
             end,
+            attached_server,
             server,
             regions: Vec::new(),
             size: 0,
@@ -93,9 +98,10 @@ impl Bench {
 
     /// Frees the regions, leaves, and stops the server; returns the first error.
     pub fn close(self) -> anyhow::Result<()> {
-        let Bench { end, server, regions, _scratch, .. } = self;
+        let Bench { end, attached_server, server, regions, _scratch, .. } = self;
         regions.into_iter().try_for_each(|lh| end.session.free(lh))?;
         end.leave();
+        attached_server.map_or(Ok(()), Server::stop)?;
         server.map_or(Ok(()), Server::stop)
     }
 
@@ -131,29 +137,38 @@ impl Bench {
         self.server.as_mut().context("this test needs its own server process")
     }
 
+    /// Returns the process whose threads respond to the client's threads.
+    fn following(&mut self) -> anyhow::Result<&mut Server> {
+        match self.attached_server {
+            Some(ref mut server) => Ok(server),
+            None => self.server(),
+        }
+    }
+
     /// Starts the server's threads, which respond to the client's threads until [`Bench::end_following`].
     pub fn start_following(&mut self, part: Part) -> anyhow::Result<()> {
         self.is_followed = true;
-        self.server()?.ask(&Request::Follow(part)).map(|_| ())
+        self.following()?.ask(&Request::Follow(part)).map(|_| ())
     }
 
     /// Stops the server's threads; returns the number of their errors, 0 if none were started.
     pub fn end_following(&mut self) -> anyhow::Result<u64> {
         match std::mem::take(&mut self.is_followed) {
-            true => self.server()?.ask(&Request::EndFollowing),
+            true => self.following()?.ask(&Request::EndFollowing),
             false => Ok(0),
         }
     }
 
     /// Measures `operation` on one thread per element of `shares`. Returns the combined measurements and the shares.
     pub fn time<W: Send>(
-        &self,
+        &mut self,
         shares: Vec<W>,
         operation: impl Fn(usize, &mut W, &Bench, &Timer) -> anyhow::Result<Measured> + Sync,
     ) -> anyhow::Result<(Row, Vec<W>)> {
         let (cores, operations) = (&self.end.cores, self.iterations);
+        let bench = &*self;
         let timed = |thread, mut share, participant| {
-            let measured = operation(thread, &mut share, self, &Timer { participant, operations })?;
+            let measured = operation(thread, &mut share, bench, &Timer { participant, operations })?;
             Ok((measured, share))
         };
         let done = pinned::run_all(shares, |thread| cores.of_client(thread), timed)?;
@@ -165,13 +180,22 @@ impl Bench {
             share
         };
         let shares = done.into_iter().map(add).collect();
-        if self.job.args.attached
-            && let Some(relay_us) = relay::measure_us(cores)?
-        {
+        if let Some(relay_us) = self.relay_us()? {
             let ratio = row.ours.quantile_us(0.5) / relay_us;
             row.extra.extend([("relay_us", relay_us), ("relay_ratio", ratio)]);
         }
         Ok((row, shares))
+    }
+
+    /// Returns the time of a relay between the processes of the measured operation, in microseconds; `None` if there is
+    /// no such baseline.
+    fn relay_us(&mut self) -> anyhow::Result<Option<f64>> {
+        let cores = &self.end.cores;
+        match (&mut self.server, &mut self.attached_server) {
+            _ if !self.job.args.attached || !cores.are_apart() => Ok(None),
+            (Some(node), Some(server)) => relay::measure_three_us(cores, node, server).map(Some),
+            _ => relay::measure_us(cores).map(Some),
+        }
     }
 
     /// Calls `make` if the baseline is to be measured; otherwise returns `None`.

@@ -20,7 +20,7 @@ const WINDOW: u32 = 16;
 
 /// Plans calls one after the other.
 pub fn plan_one_by_one(_: &PerfArgs) -> Planned {
-    Ok(Plan { needs_server: true, ..Plan::of::<Caller>(IN_TURN) })
+    Ok(Plan { needs_server: true, serves_functions: true, ..Plan::of::<Caller>(IN_TURN) })
 }
 
 /// Plans many outstanding calls.
@@ -31,7 +31,8 @@ pub fn plan_outstanding(args: &PerfArgs) -> Planned {
             "--window must be a multiple of --batch: {window} is not a multiple of {batch}"
         )));
     }
-    Ok(Plan { needs_server: true, ..Plan::of::<Callers>("many outstanding calls per thread") })
+    let plan = Plan::of::<Callers>("many outstanding calls per thread");
+    Ok(Plan { needs_server: true, serves_functions: true, ..plan })
 }
 
 /// Returns the number of outstanding calls per thread, and of calls that are posted together.

@@ -41,6 +41,13 @@ impl Cores {
         self.available.len() > 1 && self.pinning == Pinning::Apart
     }
 
+    /// Returns the same cores for a process whose server threads run where the client's threads run.
+    pub fn of_other_end(mut self) -> Cores {
+        let first = 1.min(self.available.len());
+        self.available.rotate_left(first);
+        self
+    }
+
     /// Returns the cores for a server thread: with `Apart`, one core for each, in turn.
     pub fn of_server(&self, thread: usize) -> CpuSet {
         match self.pinning {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use halite::{Node, NodeId, Permissions, Placement, Qos, blocking};
 
 use super::cores::Cores;
@@ -16,13 +16,20 @@ pub struct End {
     pub peer: NodeId,
     /// The cores to measure on.
     pub cores: Cores,
-    node: Node,
+    /// The node of this process; `None` if the process only attaches.
+    node: Option<Node>,
 }
 
 impl End {
     pub fn new(node: Node, peer: NodeId, cores: Cores) -> anyhow::Result<End> {
         let session = client::with_priority(node.blocking_session())?;
-        Ok(End { session, attached_in: None, peer, cores, node })
+        Ok(End { session, attached_in: None, peer, cores, node: Some(node) })
+    }
+
+    /// Creates the end of a process that has no node, and attaches to the node `peer`.
+    pub fn attached(dir: &Path, peer: NodeId, cores: Cores) -> anyhow::Result<End> {
+        let session = client::with_priority(blocking::Session::attach_to(dir, peer)?)?;
+        Ok(End { session, attached_in: Some(dir.to_owned()), peer, cores, node: None })
     }
 
     /// Returns the name of the network to the peer. Connects to the peer first, if that has not happened yet.
@@ -45,9 +52,10 @@ impl End {
 
     /// Creates `count` independent sessions, which behave like sessions of separate processes.
     pub fn sessions(&self, count: usize) -> anyhow::Result<Vec<blocking::Session>> {
-        let session = |_| match &self.attached_in {
-            Some(dir) => Ok(blocking::Session::attach_to(dir, self.peer)?),
-            None => Ok(self.node.blocking_session()),
+        let session = |_| match (&self.attached_in, &self.node) {
+            (Some(dir), _) => Ok(blocking::Session::attach_to(dir, self.peer)?),
+            (None, Some(node)) => Ok(node.blocking_session()),
+            (None, None) => bail!("this process has neither a node nor a cluster directory"),
         };
         let all = (0..count).map(session);
         all.map(|session: anyhow::Result<_>| Ok(client::with_priority(session?)?)).collect()
@@ -55,12 +63,14 @@ impl End {
 
     /// Sets the policy of the client's node for operations of different priority.
     pub fn set_qos(&self, qos: Qos) -> anyhow::Result<()> {
-        Ok(self.node.set_qos(qos)?)
+        Ok(self.node.as_ref().context("this process has no node")?.set_qos(qos)?)
     }
 
     /// Leaves the cluster.
     pub fn leave(self) {
         drop(self.session);
-        self.node.leave();
+        if let Some(node) = self.node {
+            node.leave();
+        }
     }
 }

@@ -18,6 +18,7 @@ use super::end::End;
 use super::job::Job;
 use super::measure::process_cpu;
 use super::pinned;
+use super::relay;
 use super::table;
 use crate::child::ChildProcess;
 use crate::output;
@@ -35,6 +36,8 @@ pub enum Request {
     Follow(Part),
     /// Wait for the threads to end. The answer is the number of their errors.
     EndFollowing,
+    /// Take part in a relay between three processes. The answer arrives at its end.
+    Relay(relay::Part),
     /// Report the processor time of the process, in nanoseconds.
     Cpu,
     /// Report the checksum of the first bytes of a region.
@@ -88,10 +91,25 @@ impl Server {
         let (arena, cores) = (job.arena_bytes().to_string(), name_of(&job.args.cores));
         let responder = job.args.responder.mode.name();
         let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric, "--responder", responder];
-        let flags = flags.map(str::to_owned);
-        let mut server = Server(ChildProcess::start("the server process", dir, "perf-server", &flags)?);
+        Server::run("the server process", dir, flags.map(str::to_owned).to_vec())
+    }
+
+    /// Starts a process that is attached to the server's node, and serves functions instead of it.
+    pub fn start_attached(dir: &Path, job: &Job) -> anyhow::Result<Server> {
+        let cores = name_of(&job.args.cores);
+        let flags = ["--attached", "--arena", "0", "--cores", &cores, "--fabric", job.fabric];
+        Server::run("the attached server process", dir, flags.map(str::to_owned).to_vec())
+    }
+
+    fn run(name: &str, dir: &Path, flags: Vec<String>) -> anyhow::Result<Server> {
+        let mut server = Server(ChildProcess::start(name, dir, "perf-server", &flags)?);
         server.reply()?;
         Ok(server)
+    }
+
+    /// Sends a request. [`Server::reply`] must follow.
+    pub fn send(&mut self, request: &Request) -> anyhow::Result<()> {
+        self.0.send(request)
     }
 
     /// Sends a request and waits for the reply.
@@ -100,7 +118,8 @@ impl Server {
         self.reply()
     }
 
-    fn reply(&mut self) -> anyhow::Result<u64> {
+    /// Waits for the reply to a request.
+    pub fn reply(&mut self) -> anyhow::Result<u64> {
         self.0.receive::<Reply>()?.map_err(|why| anyhow!("the server process failed: {why}"))
     }
 
@@ -118,9 +137,29 @@ impl Server {
 /// Runs the server until its standard input ends.
 pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
     signals::die_with(args.parent)?;
-    let cores = Cores::available(args.cores).context("cannot list the cores")?;
+    let mut cores = Cores::available(args.cores).context("cannot list the cores")?;
+    if args.attached {
+        // The node has the other core: the client and this process wait for each other, so they can share one.
+        cores = cores.of_other_end();
+    }
     // The pinning precedes the start of the node's threads, which inherit the core.
     pin(cores.of_server(0)).context("cannot pin the server to its core")?;
+    let (end, mut server_threads) = (open(dir, args, cores)?, None);
+    output::print_json(&Reply::Ok(0))?;
+    for line in io::stdin().lock().lines() {
+        let request = serde_json::from_str(&line?).context("cannot read the job")?;
+        let reply: Reply = handle(request, &end, &mut server_threads).map_err(|error| format!("{error:#}"));
+        output::print_json(&reply)?;
+    }
+    end.leave();
+    Ok(())
+}
+
+/// Starts the server's node, or attaches to it.
+fn open(dir: &Path, args: &ServerArgs, cores: Cores) -> anyhow::Result<End> {
+    if args.attached {
+        return End::attached(dir, NodeId(0), cores);
+    }
     let config = Config {
         dir: dir.to_owned(),
         node: Some(NodeId(0)),
@@ -131,15 +170,7 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         ..transport::config()
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;
-    output::print_json(&Reply::Ok(0))?;
-    let (end, mut server_threads) = (End::new(node, CLIENT, cores)?, None);
-    for line in io::stdin().lock().lines() {
-        let request = serde_json::from_str(&line?).context("cannot read the job")?;
-        let reply: Reply = handle(request, &end, &mut server_threads).map_err(|error| format!("{error:#}"));
-        output::print_json(&reply)?;
-    }
-    end.leave();
-    Ok(())
+    End::new(node, CLIENT, cores)
 }
 
 fn handle(request: Request, end: &End, server_threads: &mut Option<ServerThreads>) -> anyhow::Result<u64> {
@@ -150,6 +181,7 @@ fn handle(request: Request, end: &End, server_threads: &mut Option<ServerThreads
             Ok(0)
         }
         Request::EndFollowing => server_threads.take().context("no server threads are running")?.join(),
+        Request::Relay(part) => part.take(&end.cores).map(|()| 0),
         Request::Cpu => Ok(u64::try_from(process_cpu().as_nanos())?),
         Request::Checksum { name, len } => {
             let lh = end.session.map(&name, Permissions::READ)?;

@@ -91,6 +91,9 @@ pub struct Plan {
     pub slowdowns: &'static [u64],
     /// True if the test needs the server process.
     pub needs_server: bool,
+    /// True if the server's threads serve functions. With `--attached`, they run in a third process, which is attached
+    /// too.
+    pub serves_functions: bool,
     /// True if the server is the home of the measured objects; the client then contributes no memory.
     pub is_at_server: bool,
     /// Arena that each thread needs, in multiples of the largest size. Tests that allocate again need four times as
@@ -116,6 +119,7 @@ impl Plan {
             threads: 1,
             slowdowns: &[1],
             needs_server: false,
+            serves_functions: false,
             is_at_server: false,
             arena_sizes: 4,
             arena_bytes: 0,
