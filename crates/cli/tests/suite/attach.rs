@@ -405,6 +405,17 @@ fn garbage_in_shared_memory_ends_only_its_session() {
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
+    // Some of the calls reach a function of another session.
+    let server = polite.serve(Function(1), ServeOptions::default()).unwrap();
+    let serving = std::thread::spawn({
+        let server = server.clone();
+        move || {
+            let mut call = server.recv();
+            while let Ok(received) = call {
+                call = server.reply_and_recv(received, b"salt");
+            }
+        }
+    });
     let hello = hello(VERSION);
     let wake = message(u64::MAX, &[]);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -435,10 +446,12 @@ fn garbage_in_shared_memory_ends_only_its_session() {
         });
         for request in 0..32_u64 {
             // Mostly requests that exist, in the lines where the node looks for them.
-            let kind = u64::from(random.u8(0..8)) << 16 | random.u64(0..34) << 24;
+            let kind = u64::from(random.u8(0..11)) << 16 | random.u64(0..34) << 24;
             let lens = u64::from(random.u16(..)) << 32 | (random.u64(0..2) * u64::from(random.u16(..))) << 48;
             let mut line = (1 | kind | lens).to_le_bytes().to_vec();
-            line.extend((8..64).map(|_| random.u8(..3)));
+            // Short words are valid numbers and lengths of calls.
+            let is_short = random.bool();
+            line.extend((8..64).map(|at| if is_short && at % 8 != 0 { 0 } else { random.u8(..3) }));
             rustix::io::pwrite(&requests, &line, 64 * (1 + request)).unwrap();
             if random.u8(..) < 30 {
                 let _ = rustix::fs::fallocate(&requests, punch, 0, len);
@@ -454,6 +467,9 @@ fn garbage_in_shared_memory_ends_only_its_session() {
     let mut read = vec![0; content.len()];
     polite.read(lh, 0, &mut read).unwrap();
     assert!(read == content);
+    assert_eq!(polite.call(NodeId(0), Function(1), b"", LONG).unwrap(), b"salt");
+    server.close();
+    serving.join().unwrap();
     scratch.ok("down");
 }
 

@@ -1,5 +1,6 @@
 //! The connection of one client: its bytes in both directions, and its operations under way.
 
+mod calls;
 mod ring;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,6 +18,8 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use self::calls::Calls;
+pub(super) use self::calls::Forward;
 use self::ring::{RING_BYTES, Ring};
 use super::desk::Desk;
 use super::requests::carry_out;
@@ -66,6 +69,7 @@ pub(super) struct Connection {
     charged: usize,
     /// Memory shared with the client; `None` before the client attaches, and if no memory could be shared.
     ring: Option<Ring>,
+    calls: Calls,
     /// Number of socket messages whose requests were started, modulo 2^16.
     started: u16,
     /// Received bytes of an incomplete message, or of messages that wait because of a bound.
@@ -103,8 +107,11 @@ struct Outgoing {
     fds: Vec<OwnedFd>,
 }
 
+/// The future of an operation, which returns the reply.
+type Execution = Pin<Box<dyn Future<Output = Option<Vec<u8>>>>>;
+
 struct Operation {
-    future: Pin<Box<dyn Future<Output = Option<Vec<u8>>>>>,
+    future: Execution,
     waker: Waker,
     /// Length of the request, in bytes.
     bytes: usize,
@@ -122,6 +129,7 @@ impl Connection {
             account: None,
             charged: 0,
             ring: None,
+            calls: Calls::default(),
             started: 0,
             input: Vec::new(),
             announced: 0,
@@ -147,12 +155,17 @@ impl Connection {
     /// Returns the number of operations in progress, and the memory in bytes that the client's messages use in this
     /// node.
     pub(super) fn figures(&self) -> (u64, u64) {
-        (self.operations.len() as u64, self.memory() as u64)
+        ((self.operations.len() + self.calls.under_way()) as u64, self.memory() as u64)
     }
 
-    /// Returns true if operations of the client are in progress.
+    /// Returns true if operations of the client are in progress, other than receives of calls by a line.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.operations.is_empty()
+        self.operations.len() > self.calls.receives()
+    }
+
+    /// Returns true if receives of calls wait.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.calls.receives() > 0
     }
 
     /// Returns the numbers of operations started and of requests refused since the last call.
@@ -178,7 +191,7 @@ impl Connection {
     /// Checks that the principal's quotas allow another request, whose message has `len` bytes.
     fn admit(&self, len: usize) -> Result<(), QuotaExceeded> {
         let Some(account) = &self.account else { return Ok(()) };
-        if self.operations.len() >= SHARE_OPERATIONS {
+        if self.operations.len() + self.calls.under_way() >= SHARE_OPERATIONS {
             account.admit(Quota::Operations, 1)?;
         }
         if self.memory() + OPERATION_BYTES + len > SHARE_BYTES {
@@ -373,6 +386,11 @@ impl Connection {
             if let Some(operation) = self.operations.remove(&request) {
                 self.end(operation);
                 self.answer(request, wire::message(request, &(), &[]));
+            } else if let Some(slot) = slot_of(request)
+                && self.calls.forget(&self.desk, slot)
+            {
+                self.end_call(slot);
+                self.answer(request, wire::message(request, &(), &[]));
             }
             return Ok(());
         }
@@ -385,9 +403,12 @@ impl Connection {
     fn start(&mut self, request: u64, body: Vec<u8>) -> Result<(), Over> {
         let desk = self.desk.clone().ok_or(Over)?;
         let bytes = body.len();
+        self.start_future(request, bytes, Box::pin(carry_out(desk, request, body)))
+    }
+
+    fn start_future(&mut self, request: u64, bytes: usize, future: Execution) -> Result<(), Over> {
         let id = OperationId { client: self.client, request };
         let waker = Waker::from(Arc::new(OperationWaker { ready: self.ready.clone(), id }));
-        let future = Box::pin(carry_out(desk, request, body));
         self.requested += bytes;
         self.counts[0] += 1;
         self.operations.insert(request, Operation { future, waker, bytes });
@@ -425,6 +446,9 @@ impl Connection {
     /// Sends the reply to a request the way the request came: through shared memory or the socket.
     fn answer(&mut self, request: u64, message: Vec<u8>) {
         let fd = self.desk.as_ref().and_then(|desk| desk.take_fd());
+        if let Some(slot) = slot_of(request) {
+            self.stop_receiving(slot);
+        }
         match (slot_of(request), fd) {
             (Some(slot), None) => self.answer_slot(slot, message),
             (slot, fd) => {
@@ -500,10 +524,11 @@ fn is_release(body: &[u8]) -> bool {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        self.drop_calls();
         if let Some(account) = &self.account {
             let ring = if self.ring.is_some() { RING_BYTES } else { 0 };
             account.change(Quota::Memory, self.charged as u64 + ring, 0);
-            account.change(Quota::Operations, self.operations.len() as u64, 0);
+            account.change(Quota::Operations, self.figures().0, 0);
         }
     }
 }

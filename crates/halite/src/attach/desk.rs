@@ -13,6 +13,7 @@ use halite_tier::quota::{Quota, QuotaExceeded};
 
 use super::buffers::Buffers;
 use super::connection::SHARE_BYTES;
+use super::direct::{Direct, Received};
 use crate::error::RegionCause;
 use crate::metrics::Account;
 use crate::session::calls::{Call, Mailbox, Sender, Server};
@@ -57,6 +58,7 @@ pub(super) struct Desk {
     fds: Cell<u64>,
     objects: RefCell<BTreeMap<u64, Object>>,
     next: Cell<u64>,
+    pub(super) direct: Rc<Direct>,
 }
 
 /// An object that requests refer to by its id. A request in progress keeps its object alive.
@@ -69,6 +71,7 @@ pub(super) enum Object {
     /// `None` while a request uses the sender.
     Sender(Rc<Cell<Option<Sender>>>),
     Call(Rc<Call>),
+    DirectCall(Rc<Received>),
 }
 
 impl Object {
@@ -78,7 +81,12 @@ impl Object {
 }
 
 impl Desk {
-    pub(super) fn new(session: Embedded, is_owner: bool, account: Arc<Account>, spares: Buffers) -> Desk {
+    pub(super) fn new(
+        session: Embedded,
+        is_owner: bool,
+        account: Arc<Account>,
+        (spares, direct): (Buffers, Rc<Direct>),
+    ) -> Desk {
         let (objects, next) = (RefCell::default(), Cell::new(0));
         let (counted, services, watches) = (Cell::new(0), Cell::new(0), Cell::new(0));
         account.change(Quota::Sessions, 0, 1);
@@ -99,6 +107,7 @@ impl Desk {
             fds,
             objects,
             next,
+            direct,
         }
     }
 
@@ -110,7 +119,7 @@ impl Desk {
         }
         self.account.admit(quota, amount)?;
         self.account.change(quota, 0, amount);
-        Ok(Reserved { desk: self, quota, amount })
+        Ok(Reserved { desk: self, quota, amount, recounts: quota == Quota::Objects })
     }
 
     /// Checks that the principal's quotas allow this node to keep an answer of `len` bytes until the client receives
@@ -266,7 +275,11 @@ impl Desk {
         match object {
             Object::Server(server) => server.close(),
             Object::Mailbox(mailbox) => mailbox.close(),
-            Object::Buffer(_) | Object::Watch(_) | Object::Sender(_) | Object::Call(_) => return None,
+            Object::Buffer(_)
+            | Object::Watch(_)
+            | Object::Sender(_)
+            | Object::Call(_)
+            | Object::DirectCall(_) => return None,
         }
         Some(())
     }
@@ -284,10 +297,30 @@ impl Desk {
         }
     }
 
+    /// Stores a direct call and counts it. Returns `None` if the client has too many objects.
+    pub(super) fn keep_direct(&self, call: Rc<Received>) -> Option<u64> {
+        let id = self.keep(Object::DirectCall(call))?;
+        self.counted.set(self.counted.get() + 1);
+        self.account.change(Quota::Objects, 0, 1);
+        Some(id)
+    }
+
+    /// Removes a direct call from the table, so that it can be answered; `None` if the object is no direct call.
+    pub(super) fn take_direct(&self, id: u64) -> Option<Rc<Received>> {
+        let mut objects = self.objects.borrow_mut();
+        let Object::DirectCall(call) = objects.get(&id)? else { return None };
+        let call = call.clone();
+        objects.remove(&id);
+        self.counted.set(self.counted.get() - 1);
+        self.account.change(Quota::Objects, 1, 0);
+        Some(call)
+    }
+
     /// Returns true if the caller of a call still waits.
     pub(super) fn is_wanted(&self, id: u64) -> Option<bool> {
         match self.objects.borrow().get(&id)? {
             Object::Call(call) => Some(call.is_wanted()),
+            Object::DirectCall(call) => Some(call.is_wanted()),
             _ => None,
         }
     }
@@ -316,12 +349,22 @@ pub(super) struct Reserved<'d> {
     desk: &'d Desk,
     quota: Quota,
     amount: u64,
+    /// True if the number of objects may have changed at the end.
+    recounts: bool,
+}
+
+impl Reserved<'_> {
+    /// Leaves the count of objects to the caller.
+    pub(super) fn without_recount(mut self) -> Self {
+        self.recounts = false;
+        self
+    }
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         self.desk.account.change(self.quota, self.amount, 0);
-        if self.quota == Quota::Objects {
+        if self.recounts {
             self.desk.recount();
         }
     }

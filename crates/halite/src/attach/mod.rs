@@ -9,10 +9,10 @@
 //! One thread serves all clients. It polls the shared memory of active clients, and the node while operations of these
 //! clients are in progress; otherwise it sleeps in epoll. In each turn it receives at most one slice from each readable
 //! socket, and then works for each client that has something to do. The users with such clients share the time evenly
-//! ([`server`]). A short access through shared memory needs no future. For
-//! each client, the node keeps an ordinary session of the client's principal ([`crate::session`]), which checks each
-//! operation as it does for an application of this process. When a connection ends, its session is dropped with all its
-//! resources.
+//! ([`server`]). A short access through shared memory needs no future, and neither does a short call between two clients
+//! ([`direct`]). For each client, the node keeps an ordinary session of the client's principal ([`crate::session`]),
+//! which checks each operation as it does for an application of this process. When a connection ends, its session is
+//! dropped with all its resources.
 //!
 //! Clients are untrusted. The thread copies a message, or a line in shared memory, before decoding it; a malformed one
 //! ends the connection. The number of clients, and the operations, objects and bytes of each client have bounds. Beyond
@@ -26,6 +26,7 @@
 mod buffers;
 mod connection;
 mod desk;
+mod direct;
 mod requests;
 mod server;
 mod socket;

@@ -18,7 +18,7 @@ use crate::rpc::ServeOptions;
 use crate::session::attached::buffers::object;
 use crate::session::attached::wire::{self, BATCH_MAX, Request, SLICE_BYTES};
 use crate::session::calls::served::Received;
-use crate::session::calls::{Call, Function, Message, Port};
+use crate::session::calls::{Call, Function, Message, Port, Server};
 use crate::session::qos::QosError;
 use crate::session::{Lh, ReadOp, Session, WriteOp};
 
@@ -339,7 +339,10 @@ async fn calls(
             Ok(None) => reply(id, &Ok::<Option<()>, ServeError>(None)),
             Err(error) => reply(id, &Err::<(), _>(error)),
         },
-        Request::Reply(call) => reply(id, &desk.take_call(call)?.reply(data)),
+        Request::Reply(call) => match desk.take_direct(call) {
+            Some(direct) => reply(id, &direct.answer(data)),
+            None => reply(id, &desk.take_call(call)?.reply(data)),
+        },
         Request::IsWanted(call) => reply(id, &Ok::<bool, ReplyError>(desk.is_wanted(call)?)),
         Request::RecvMessage(mailbox) => match desk.mailbox(mailbox)?.recv().await {
             Ok(Message { from, node, bytes }) => {
@@ -366,8 +369,31 @@ async fn calls(
     })
 }
 
+/// Receives one call of a function.
+pub(super) async fn receive(desk: Rc<Desk>, id: u64, server: Rc<Server>) -> Option<Vec<u8>> {
+    let _place = match desk.reserve(Quota::Objects, 1) {
+        Ok(place) => place.without_recount(),
+        Err(exceeded) => return Some(wire::refused(id, exceeded)),
+    };
+    match server.recv_many(1).await {
+        Ok(calls) => {
+            let reply = received(&desk, id, calls, false);
+            desk.recount();
+            reply
+        }
+        Err(error) => Some(reply(id, &Err::<(), _>(error))),
+    }
+}
+
+/// Answers a call. Returns `None` if the object is no call.
+pub(super) fn answer_call(desk: &Desk, call: u64, output: &[u8]) -> Option<Result<(), ReplyError>> {
+    let answered = desk.take_call(call)?.reply(output);
+    desk.recount();
+    Some(answered)
+}
+
 /// Returns the error of a call whose answer the node cannot keep for the client.
-fn unanswered(node: NodeId, function: u32, exceeded: QuotaExceeded) -> CallError {
+pub(super) fn unanswered(node: NodeId, function: u32, exceeded: QuotaExceeded) -> CallError {
     CallError { node, function, cause: CallCause::Quota(exceeded), may_have_run: true }
 }
 

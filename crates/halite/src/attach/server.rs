@@ -1,11 +1,13 @@
 //! The thread that serves attached sessions: it accepts, receives, polls operations and sends.
 
+mod calls;
 mod rings;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,6 +22,7 @@ use self::turns::{TURN, Turns};
 use super::buffers::Buffers;
 use super::connection::{Connection, Over, Peer};
 use super::desk::Desk;
+use super::direct::Direct;
 use super::socket::{Closer, Socket};
 use super::{Opener, Policy, Ready};
 use crate::cluster::cluster_dir::AttachSocket;
@@ -66,6 +69,7 @@ pub(super) struct Server {
     /// True if the thread waits for connections.
     accepts: bool,
     buffers: Buffers,
+    direct: Rc<Direct>,
     /// Bytes that were just received.
     slice: Vec<u8>,
 }
@@ -106,6 +110,7 @@ impl Server {
             own_uid: rustix::process::geteuid().as_raw(),
             accepts: true,
             buffers: Buffers::default(),
+            direct: Rc::default(),
             slice: vec![0; SLICE_BYTES],
         }
     }
@@ -120,10 +125,11 @@ impl Server {
                 self.driver.rest();
             }
             let has_turns = !self.turns.is_empty();
+            self.end_overdue_calls();
             let timeout_ms = match (!is_polling && !has_turns && self.ready.may_sleep(), is_short) {
                 (false, _) => Some(0),
                 (true, true) => Some(SHORTAGE_MS),
-                (true, false) => None,
+                (true, false) => self.ms_to_search(),
             };
             let timeout =
                 timeout_ms.map(|ms| Timespec { tv_sec: ms / 1000, tv_nsec: (ms % 1000 * 1_000_000) as _ });
@@ -252,10 +258,16 @@ impl Server {
             if connection.wants_turn() {
                 self.turns.add(client);
             }
+            let has_forwards = connection.has_forwards();
             self.clients.insert(client, connection);
+            if has_forwards {
+                self.forward(client);
+            }
         } else {
             self.sessions.set(client, None);
+            drop(connection);
         }
+        self.finish_calls();
     }
 
     /// Gives each client that has something to do a turn, as far as its user has time left in this round.
@@ -290,7 +302,7 @@ impl Server {
         })?;
         Ok((
             Welcome { node: self.node, principal, highest, socket_reason: None },
-            Desk::new(session, is_owner, account, self.buffers.clone()),
+            Desk::new(session, is_owner, account, (self.buffers.clone(), self.direct.clone())),
         ))
     }
 }

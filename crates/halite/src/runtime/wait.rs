@@ -210,6 +210,8 @@ pub(crate) struct AdaptiveSpin {
     round_trip_ns: u64,
     /// Longest spin in nanoseconds: about the cost of a sleep.
     long_ns: u64,
+    /// True if the last yield let another thread run shortly.
+    shares_core: bool,
     /// Number of waits without a spin because the core is contended: in total, and remaining.
     contended_waits: (u32, u32),
 }
@@ -226,6 +228,8 @@ const LONG_WAITS_MAX: u32 = 4;
 /// Duration in nanoseconds from which a yield shows contention: the core went to a computing thread for its time slice,
 /// some milliseconds each time.
 pub(crate) const YIELD_LONG_NS: u64 = 100_000;
+/// Duration in nanoseconds from which a yield has let another thread run. A yield that returns at once takes 300 to 600.
+const YIELD_SHARED_NS: u64 = 1_000;
 /// Number of waits that do not spin after contention was detected: the first number, and the maximum to which it grows.
 /// A thread that sleeps gets the core at once when it is woken.
 const CONTENDED_WAITS: (u32, u32) = (16, 1024);
@@ -241,6 +245,7 @@ impl AdaptiveSpin {
         work_ns: 0,
         round_trip_ns: 0,
         long_ns: SPIN_LONG_NS,
+        shares_core: false,
         contended_waits: (0, 0),
     };
 
@@ -286,6 +291,22 @@ impl AdaptiveSpin {
         let waits = (2 * waits).clamp(CONTENDED_WAITS.0, CONTENDED_WAITS.1);
         // `record_wait` will count the current wait.
         self.contended_waits = (waits, waits + 1);
+    }
+
+    /// Returns true if a yield of `yielded_ns` has let another thread run.
+    pub(crate) fn is_shared(yielded_ns: u64) -> bool {
+        yielded_ns >= YIELD_SHARED_NS
+    }
+
+    /// Records a yield of `yielded_ns` during a spin.
+    pub(crate) fn record_yield(&mut self, yielded_ns: u64) {
+        self.shares_core = AdaptiveSpin::is_shared(yielded_ns);
+    }
+
+    /// Returns true if the core is shared with threads that run shortly, as spinning threads do. A thread should then
+    /// yield in each round of its spin: the thread that it waits for may be one of them.
+    pub(crate) fn shares_core(&self) -> bool {
+        self.shares_core
     }
 
     /// Records a wait of `waited_ns`, in addition to the time passed to [`AdaptiveSpin::record_spin`].

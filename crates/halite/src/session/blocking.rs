@@ -38,9 +38,9 @@ use crate::metrics::{AttachedSession, PrincipalUse};
 use crate::rpc::{ReplyBuffer, ServeOptions};
 use crate::session::access::posted::Posted;
 use crate::session::attached::Access;
-use crate::session::calls::{self, Answer, Call, Function, Message, OutgoingCall, Port};
+use crate::session::calls::{self, Answer, Call, Function, Message, OutgoingCall, Port, RemoteCall};
 use crate::session::{
-    self, AllocOptions, Embedded, Kind, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp,
+    self, AllocOptions, Embedded, Kind, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp, embedded,
 };
 
 pub use sync::Guard;
@@ -259,10 +259,11 @@ impl Session {
         input: &[u8],
         timeout: Duration,
     ) -> Result<Vec<u8>, CallError> {
-        let Some(session) = self.embedded() else {
-            return self.block_on(self.session.call(node, function, input, timeout));
-        };
         let mut output = Vec::new();
+        let session = embedded!(self.session, client => {
+            RemoteCall::new(client, node, function, timeout).run_blocking(input, ReplyBuffer::Vec(&mut output))?;
+            Ok(output)
+        });
         let calling = OutgoingCall::new(session, node, function, timeout).unlimited();
         calling.run_blocking(input, ReplyBuffer::Vec(&mut output))?;
         Ok(output)
@@ -279,9 +280,10 @@ impl Session {
         output: &mut [u8],
         timeout: Duration,
     ) -> Result<usize, CallError> {
-        let Some(session) = self.embedded() else {
-            return self.block_on(self.session.call_into(node, function, input, output, timeout));
-        };
+        let session = embedded!(self.session, client => {
+            let call = RemoteCall::new(client, node, function, timeout).limited(output.len());
+            call.run_blocking(input, ReplyBuffer::Slice(output))
+        });
         let calling = OutgoingCall::new(session, node, function, timeout).limited(output.len());
         calling.run_blocking(input, ReplyBuffer::Slice(output))
     }

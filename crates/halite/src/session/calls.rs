@@ -23,5 +23,6 @@ pub(crate) use self::call::OutgoingCall;
 pub(crate) use self::named::Services;
 pub use self::pending::PendingCall;
 pub use self::port::{Mailbox, Message, Port};
+pub(crate) use self::remote::RemoteCall;
 pub use self::sender::Sender;
 pub use self::server::{Call, Function, Server};

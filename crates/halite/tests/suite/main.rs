@@ -1,6 +1,7 @@
 //! Tests of the library with nodes of one process, beyond the conformance suite (crates/testing).
 
 mod attached;
+mod attached_calls;
 mod batches;
 mod call_regressions;
 mod calls;

@@ -187,6 +187,32 @@ fn quotas_hold_for_requests_through_shared_memory() {
 }
 
 #[test]
+fn rights_hold_for_calls_between_attached_sessions() {
+    let dir = Dir::new();
+    let Some(_node) = open(&dir, Amounts::UNLIMITED) else { return };
+    let [caller, serving] = [0, 1].map(|_| Session::attach(dir.path()).unwrap());
+    let stranger = attach_as_other(dir.path()).unwrap();
+    let options = ServeOptions { callers: Some(vec!["pepper".to_owned()]), ..ServeOptions::default() };
+    let server = serving.serve(SLOW, options).unwrap();
+    std::thread::scope(|scope| {
+        let handler = scope.spawn(|| {
+            let mut call = server.recv();
+            while let Ok(held) = call {
+                call = server.reply_and_recv(held, b"salt");
+            }
+        });
+        // After an answer, the next receive waits.
+        let call = |from: &Session| from.call(HERE, SLOW, b"", LONG).map_err(|error| error.cause);
+        let answers = [0; 3].map(|_| (call(&caller), call(&stranger)));
+        server.close();
+        handler.join().unwrap();
+        for answer in answers {
+            assert_eq!(answer, (Ok(b"salt".to_vec()), Err(CallCause::PermissionDenied)));
+        }
+    });
+}
+
+#[test]
 fn buffers_count_in_the_quota_of_memory() {
     let dir = Dir::new();
     let ring = 2 << 20;

@@ -25,7 +25,7 @@ pub(super) const RING_BYTES: u64 = (SLOTS * SLOT_BYTES) as u64;
 
 /// The node's end of the memory that it shares with a client.
 pub(super) struct Ring {
-    memory: exchange::Server,
+    pub(super) memory: exchange::Server,
     /// True if the shared memory tells the client that the node polls its lines.
     is_awake: bool,
     /// Bit set of the slots whose requests are reads.
@@ -147,6 +147,11 @@ impl Connection {
                 self.start_copy(&line, slot, kind == Kind::ReadBuffer);
                 return Ok(true);
             }
+            Kind::Call | Kind::Receive | Kind::Answer => {
+                ring.reads &= !(1 << slot);
+                self.serve_call(kind, &line, slot)?;
+                return Ok(true);
+            }
             Kind::Message => None,
         };
         match done.is_some_and(|done| done == len) {
@@ -224,7 +229,9 @@ impl Connection {
                 let request = wire::body(&Request::Write { lh, offset });
                 self.with_bytes(&request, &line[4..], slot, len)
             }
-            Kind::ReadBuffer | Kind::WriteBuffer => unreachable!("these run in slices"),
+            Kind::ReadBuffer | Kind::WriteBuffer | Kind::Call | Kind::Receive | Kind::Answer => {
+                unreachable!("these have their own paths")
+            }
             Kind::FetchAdd => wire::body(&Request::FetchAdd { lh, offset, add: line[4] }),
             Kind::CompareSwap => {
                 wire::body(&Request::CompareSwap { lh, offset, expected: line[4], new: line[5] })
@@ -285,7 +292,7 @@ impl Connection {
     }
 
     #[inline]
-    fn complete(&mut self, slot: usize, line: Line) {
+    pub(super) fn complete(&mut self, slot: usize, line: Line) {
         let Some(ring) = &mut self.ring else { return };
         if ring.memory.complete(slot, line, entry::words(1, entry::status(&line).1)) {
             self.wake_client();

@@ -13,12 +13,28 @@ use crate::runtime::wait::{AdaptiveSpin, SPIN_SHORT_NS, YIELD_LONG_NS};
 const TURN_NS: u64 = 100_000;
 /// Rounds between two clock reads.
 const ROUNDS_PER_CLOCK: u32 = 32;
+/// The same while other spinning threads use the core: the thread yields it at each reading.
+const ROUNDS_PER_CLOCK_SHARED: u32 = 4;
 /// Rounds between two polls of the node while operations are in progress. A poll takes longer than a round.
 const ROUNDS_PER_POLL: u32 = 8;
+
+/// Rounds between two polls of the node while only receives of calls are in progress, most of which get calls of other
+/// clients.
+const ROUNDS_PER_IDLE_POLL: u32 = 64;
 
 /// Checks of the next line of a client per round, if no other client is active and no operation is in progress. Finding
 /// the client takes as long as several checks.
 const CHECKS_PER_ROUND: usize = 8;
+
+/// The reason why the thread polls the node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Waits {
+    No,
+    /// Only receives of calls are in progress.
+    ForCalls,
+    /// Operations are in progress.
+    ForNode,
+}
 
 /// The clients whose lines the thread polls.
 pub(super) struct Rings {
@@ -46,7 +62,7 @@ impl Rings {
         Rings { active: Vec::new(), spin, begin: Instant::now(), last_ns: 0, has_polled: false }
     }
 
-    fn now_ns(&self) -> u64 {
+    pub(super) fn now_ns(&self) -> u64 {
         self.begin.elapsed().as_nanos() as u64
     }
 
@@ -79,14 +95,20 @@ impl Server {
                 return true;
             }
             // Otherwise each completion would wake the progress thread, which would then wake this thread.
-            if waits && rounds.is_multiple_of(ROUNDS_PER_POLL) {
+            let waits = match waits {
+                Waits::No => false,
+                Waits::ForCalls => rounds.is_multiple_of(ROUNDS_PER_IDLE_POLL),
+                Waits::ForNode => rounds.is_multiple_of(ROUNDS_PER_POLL),
+            };
+            if waits {
                 self.driver.poll_as_caller();
                 self.rings.has_polled = true;
             }
             if self.ready.is_rung() {
                 return true;
             }
-            if rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
+            let is_shared = self.rings.spin.shares_core();
+            if rounds.is_multiple_of(if is_shared { ROUNDS_PER_CLOCK_SHARED } else { ROUNDS_PER_CLOCK }) {
                 let now_ns = self.rings.now_ns();
                 self.retire(now_ns);
                 if self.rings.active.is_empty() {
@@ -99,29 +121,35 @@ impl Server {
         }
     }
 
-    /// Serves at most one line of each client. Returns true if operations of these clients are in progress.
-    fn serve_round(&mut self) -> bool {
-        let (mut at, mut waits) = (0, false);
+    /// Serves at most one line of each client. Returns what these clients wait for.
+    fn serve_round(&mut self) -> Waits {
+        let (mut at, mut waits) = (0, Waits::No);
         let is_alone = self.rings.active.len() == 1;
         while let Some(active) = self.rings.active.get_mut(at) {
             let client = active.client;
             let served = match self.clients.get_mut(&client) {
                 Some(connection) => {
-                    waits |= connection.is_waiting();
-                    let checks = if is_alone && !waits { CHECKS_PER_ROUND } else { 1 };
+                    waits = waits.max(match connection.is_waiting() {
+                        true => Waits::ForNode,
+                        false if connection.is_receiving() => Waits::ForCalls,
+                        false => Waits::No,
+                    });
+                    let checks = if is_alone && waits == Waits::No { CHECKS_PER_ROUND } else { 1 };
                     let mut served = (0..checks).map(|_| connection.serve_line());
                     let served = served.find(|served| !matches!(served, Ok(false)));
-                    served.unwrap_or(Ok(false)).map(|is_served| (is_served, connection.has_output()))
+                    let served = served.unwrap_or(Ok(false));
+                    served.map(|is_served| (is_served, connection.has_output() || connection.has_forwards()))
                 }
                 None => Err(Over),
             };
             match served {
                 Ok((false, _)) => at += 1,
-                Ok((true, has_output)) => {
+                Ok((true, has_more)) => {
                     active.is_busy = true;
                     at += 1;
-                    if has_output {
-                        self.with(client, |_, _| Ok(()));
+                    if has_more {
+                        self.forward(client);
+                        self.send_to(client);
                     }
                 }
                 Err(Over) => {
@@ -140,20 +168,31 @@ impl Server {
         if is_busy {
             rings.last_ns = now_ns;
             rings.spin.record_wait(0);
-        } else if now_ns - rings.last_ns >= SPIN_SHORT_NS {
+        } else if rings.spin.shares_core() || now_ns - rings.last_ns >= SPIN_SHORT_NS {
             std::thread::yield_now();
-            if rings.now_ns() - now_ns > YIELD_LONG_NS {
+            let yielded_ns = rings.now_ns() - now_ns;
+            rings.spin.record_yield(yielded_ns);
+            if yielded_ns > YIELD_LONG_NS {
                 rings.spin.record_contention();
             }
         }
         let spin_ns = rings.spin.spin_ns();
         let clients = &mut self.clients;
+        let sessions = &self.sessions;
         rings.active.retain_mut(|active| {
             if std::mem::take(&mut active.is_busy) {
                 active.last_ns = now_ns;
             }
-            let is_quiet = now_ns - active.last_ns >= spin_ns;
-            !is_quiet || !clients.get_mut(&active.client).is_none_or(|connection| connection.try_sleep())
+            if now_ns - active.last_ns < spin_ns {
+                return true;
+            }
+            let Some(connection) = clients.get_mut(&active.client) else { return false };
+            let sleeps = connection.try_sleep();
+            if sleeps {
+                let (operations, bytes) = connection.figures();
+                sessions.update(active.client, operations, bytes);
+            }
+            !sleeps
         });
     }
 }

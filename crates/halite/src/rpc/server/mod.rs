@@ -83,6 +83,11 @@ impl Server {
         }
     }
 
+    /// Returns true while the node refuses calls.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
     /// Starts to refuse calls if `is_on`; otherwise accepts calls again.
     pub(crate) fn set_draining(&self, is_on: bool) {
         self.draining.store(is_on, Relaxed);

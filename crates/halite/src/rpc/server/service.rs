@@ -65,7 +65,7 @@ impl Service {
 
     /// Returns true if the principal may use the service.
     #[inline]
-    pub(super) fn admits(&self, principal: &Principal) -> bool {
+    pub(crate) fn admits(&self, principal: &Principal) -> bool {
         match &self.options.callers {
             None => true,
             Some(names) => *principal == self.owner || names.iter().any(|name| **name == *principal.0),

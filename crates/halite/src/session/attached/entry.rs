@@ -4,6 +4,9 @@
 //!   request   word 0: | after u16 | length - 1, u16 | slot u8 | kind u8 | tag |
 //!             a message:  words 1 to 7: the body of a socket's message, if it has at most 56 bytes
 //!             an access:  word 1: handle | word 2: its session | word 3: offset | words 4 to 7: operands or bytes
+//!             a call:     word 1: function, node | word 2: length, longest answer | word 3: timeout in ns | input
+//!             a receive:  word 1: the server's id
+//!             an answer:  word 1: the call's id | word 2: id of the server that receives next | word 3: length | output
 //!             of a buffer's bytes: word 4: the buffer's id | word 5: offset in the buffer | word 6: length
 //!   reply     word 0: | length, 40 bits | status u8 | tag |        words 1 to 7: up to 56 bytes
 //! ```
@@ -19,6 +22,11 @@ use crate::session::Lh;
 pub(crate) const INLINE_BYTES_MAX: usize = (WORDS - 1) * 8;
 /// Maximum number of operand bytes that the line of an access carries.
 pub(crate) const OPERAND_BYTES_MAX: usize = (WORDS - 4) * 8;
+/// Maximum number of bytes of a call's input or output in the requests [`Kind::Call`] and [`Kind::Answer`], whose bytes
+/// pass through the node's own memory. Longer ones are messages.
+pub(crate) const CALL_BYTES_MAX: usize = 4096;
+/// The id of no server, in a [`Kind::Answer`] that receives no call.
+pub(crate) const NO_SERVER: u64 = u64::MAX;
 /// Bit that marks an id in a socket message as the id of a request in shared memory; the other bits are the slot's
 /// number.
 const SLOT_ID: u64 = 1 << 63;
@@ -43,6 +51,12 @@ pub(crate) enum Kind {
     ReadBuffer,
     /// A write from a buffer of the client.
     WriteBuffer,
+    /// A call of a function.
+    Call,
+    /// A receive of one call.
+    Receive,
+    /// An answer to a call, which may also receive the next call.
+    Answer,
 }
 
 /// The first word of a request.
@@ -73,6 +87,9 @@ impl Head {
             5 => Kind::CompareSwap,
             6 => Kind::ReadBuffer,
             7 => Kind::WriteBuffer,
+            8 => Kind::Call,
+            9 => Kind::Receive,
+            10 => Kind::Answer,
             _ => return None,
         };
         let slot = usize::from((word >> 24) as u8);
@@ -121,8 +138,8 @@ pub(crate) fn words(first: usize, bytes: usize) -> usize {
 #[inline]
 pub(crate) fn put(words: &mut [u64], bytes: &[u8]) {
     let (whole, rest) = bytes.as_chunks::<8>();
-    for (word, chunk) in words.iter_mut().zip(whole) {
-        *word = u64::from_ne_bytes(*chunk);
+    for (index, chunk) in whole.iter().enumerate() {
+        words[index] = u64::from_ne_bytes(*chunk);
     }
     if !rest.is_empty() {
         let mut last = [0; 8];
@@ -135,11 +152,39 @@ pub(crate) fn put(words: &mut [u64], bytes: &[u8]) {
 #[inline]
 pub(crate) fn get(words: &[u64], bytes: &mut [u8]) {
     let (whole, rest) = bytes.as_chunks_mut::<8>();
-    for (word, chunk) in words.iter().zip(whole.iter_mut()) {
-        *chunk = word.to_ne_bytes();
+    for (index, chunk) in whole.iter_mut().enumerate() {
+        *chunk = words[index].to_ne_bytes();
     }
     if !rest.is_empty() {
         rest.copy_from_slice(&words[whole.len()].to_ne_bytes()[..rest.len()]);
+    }
+}
+
+/// Returns the words of a call.
+pub(crate) fn call_words(node: u32, function: u32, len: usize, output_max: u32, timeout_ns: u64) -> [u64; 3] {
+    let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+    [pair(node, function), pair(output_max, len as u32), timeout_ns]
+}
+
+/// The parsed words of a call, which the client wrote.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallWords {
+    pub(crate) node: u32,
+    pub(crate) function: u32,
+    pub(crate) len: usize,
+    pub(crate) output_max: u32,
+    pub(crate) timeout_ns: u64,
+}
+
+impl CallWords {
+    pub(crate) fn parse(line: &Line) -> CallWords {
+        CallWords {
+            node: (line[1] >> 32) as u32,
+            function: line[1] as u32,
+            len: (line[2] as u32) as usize,
+            output_max: (line[2] >> 32) as u32,
+            timeout_ns: line[3],
+        }
     }
 }
 

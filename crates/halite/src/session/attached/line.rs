@@ -10,6 +10,7 @@
 //! of received bytes is the right to read: the reading thread owns it. Before a thread sleeps, it looks for replies in
 //! shared memory for a moment, and asks the node for a wake-up over the socket ([`ring`]).
 
+mod calls;
 mod ring;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -509,6 +510,12 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    /// Sets what undoes the request if this value is dropped before the reply arrives.
+    pub(super) fn with_undo(mut self, undo: Undo) -> Pending {
+        self.undo = Some(undo);
+        self
+    }
+
     /// Stops waiting for the reply without cancelling the request.
     pub(super) fn detach(mut self) {
         self.abandon(false);

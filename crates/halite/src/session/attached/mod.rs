@@ -28,8 +28,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub(crate) use self::access::lost;
-pub(crate) use self::line::{Access, Pending, Undo};
-use self::line::{Line, Unfinished};
+use self::entry::Kind;
+use self::line::Line;
+pub(crate) use self::line::{Access, Pending, Undo, Unfinished};
 pub(crate) use self::remote::Remote;
 use self::wire::{Request, Welcome};
 use crate::error::{AttachError, Gone};
@@ -127,6 +128,26 @@ impl Client {
         let posted = self.post_request(request, data, None);
         self.line.send_rest();
         posted
+    }
+
+    /// Executes a short request of a thread through shared memory ([`Line::exchange`]).
+    pub(crate) fn exchange<T>(
+        &self,
+        kind: Kind,
+        words: [u64; 3],
+        payload: &[u8],
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, Unfinished> {
+        match self.priority {
+            Priority::High => self.line.exchange(kind, words, payload, take),
+            // The lines of the shared memory have no priority.
+            Priority::Low => Err(Unfinished::NotSent),
+        }
+    }
+
+    /// Waits like [`Client::block_on`], after a spin for the reply.
+    pub(crate) fn block_on_after_spin<F: Future>(&self, future: F) -> F::Output {
+        self.line.block_on_after(future, true)
     }
 
     /// Sends a request and ignores its reply. Used, for example, to end an object.

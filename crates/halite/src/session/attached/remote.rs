@@ -13,7 +13,7 @@ use std::task::{Poll, Waker};
 use serde::de::DeserializeOwned;
 
 use super::wire::{self, Request};
-use super::{Answer, Client, Undo, decoded};
+use super::{Answer, Client, Pending, Undo, decoded};
 use crate::error::Gone;
 
 /// An object that the node keeps for this session. Dropping this value ends the object.
@@ -74,6 +74,18 @@ impl Remote {
         if let Some(reply) = self.left().replies.pop_front() {
             return decoded(self.client.node(), Ok(reply), lost);
         }
+        match self.client.post_request(request, &[], None) {
+            Ok(pending) => self.recv_of(pending, lost).await,
+            Err(gone) => Err(lost(gone)),
+        }
+    }
+
+    /// Receives an item by a request that was sent, as [`Remote::recv`] does.
+    pub(crate) async fn recv_of<T: DeserializeOwned, E: DeserializeOwned>(
+        &self,
+        pending: Pending,
+        lost: impl FnOnce(Gone) -> E,
+    ) -> Result<Answer<T>, E> {
         let left = self.left.clone();
         let undo: Undo = Box::new(move |reply| {
             if is_value(reply) {
@@ -85,11 +97,7 @@ impl Remote {
             }
             None
         });
-        let pending = match self.client.post_request(request, &[], Some(undo)) {
-            Ok(pending) => pending,
-            Err(gone) => return Err(lost(gone)),
-        };
-        let mut pending = pin!(pending);
+        let mut pending = pin!(pending.with_undo(undo));
         let reply = poll_fn(|context| {
             let own = pending.as_mut().poll(context);
             let mut left = self.left();
@@ -108,6 +116,11 @@ impl Remote {
             }
         });
         decoded(self.client.node(), reply.await, lost)
+    }
+
+    /// Returns true if an item of a dropped receive waits for the next receive.
+    pub(crate) fn has_left(&self) -> bool {
+        !self.left().replies.is_empty()
     }
 
     /// Receives an item if there is one.

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use halite_tier::access::Count;
 use halite_tier::ids::NodeId;
-use halite_tier::rpc::PAYLOAD_BYTES_MAX;
+use halite_tier::rpc::{self, PAYLOAD_BYTES_MAX};
 
 use super::answer::Answer;
 use super::{Function, OutgoingCall};
 use crate::error::{CallCause, CallError, Gone};
 use crate::rpc::ReplyBuffer;
 use crate::session::Embedded;
+use crate::session::attached::entry::{self, Kind};
 use crate::session::attached::wire::{self, Request};
-use crate::session::attached::{self, Client, Pending, decoded};
+use crate::session::attached::{self, Client, Pending, Unfinished, decoded};
 
 /// A call to send.
 #[derive(Clone)]
@@ -43,6 +45,24 @@ impl Embedded {
     }
 }
 
+/// Figures of calls that pass from one attached session to another.
+impl Embedded {
+    /// Counts a call of this session.
+    pub(crate) fn count_called(&self, len: usize) {
+        self.inner.driver.count_posted(rpc::Kind::Call, len as u64);
+    }
+
+    /// Counts a call that this session has received.
+    pub(crate) fn count_received(&self, len: usize) {
+        self.inner.path.count_one(Count::CallsReceived, Count::CallBytesReceived, len as u64);
+    }
+
+    /// Counts a call of this session that has failed.
+    pub(crate) fn count_failed(&self) {
+        self.inner.path.count(Count::CallFailures, 1);
+    }
+}
+
 /// A call that was sent.
 pub(super) struct RemoteAnswer {
     client: Arc<Client>,
@@ -63,6 +83,35 @@ impl<'c> RemoteCall<'c> {
 
     pub(crate) fn limited(self, len: usize) -> RemoteCall<'c> {
         RemoteCall { answer_bytes_max: Some(len.min(PAYLOAD_BYTES_MAX as usize) as u32), ..self }
+    }
+
+    /// Calls on a thread, and puts the answer into `into`. A short call passes through shared memory as a line.
+    pub(crate) fn run_blocking(&self, input: &[u8], mut into: ReplyBuffer<'_>) -> Result<usize, CallError> {
+        let RemoteCall { client, node, function: Function(function), answer_bytes_max, timeout } = *self;
+        let output_max = answer_bytes_max.unwrap_or(u32::MAX);
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let words = entry::call_words(node.0, function, input.len(), output_max, timeout_ns);
+        let failed = |cause| CallError { node, function, cause, may_have_run: true };
+        let mut put = |output: &[u8]| match into.prepare(output.len()) {
+            Ok(place) => {
+                place.copy_from_slice(output);
+                Ok(output.len())
+            }
+            Err(_) => {
+                let (len, max) = (output.len() as u64, u64::from(output_max));
+                Err(failed(CallCause::ReplyTooLong { len, max }))
+            }
+        };
+        let body = match client.exchange(Kind::Call, words, input, &mut put) {
+            Ok(put) => return put,
+            Err(Unfinished::NotSent) => return self.post(input)?.answer_blocking(into),
+            Err(Unfinished::Sent(pending)) => client.block_on_after_spin(pending),
+            Err(Unfinished::Ended(body)) => body,
+        };
+        let lost =
+            |gone: Gone| CallError { node, function, cause: gone.into(), may_have_run: gone.maybe_done() };
+        let answer: attached::Answer<()> = decoded(client.node(), body, lost)?;
+        put(answer.data())
     }
 
     pub(super) fn post(&self, input: &[u8]) -> Result<RemoteAnswer, CallError> {

@@ -11,8 +11,9 @@ use super::port::Message;
 use super::server::{Function, serve_error};
 use crate::error::{Gone, ReplyCause, ReplyError, ServeError};
 use crate::rpc::ServiceId;
+use crate::session::attached::entry::{CALL_BYTES_MAX, Kind, NO_SERVER};
 use crate::session::attached::wire::{self, Request};
-use crate::session::attached::{Answer, Client, Remote, decoded};
+use crate::session::attached::{Answer, Client, Remote, Unfinished, decoded};
 
 /// A call that the node has received for an attached session. Its input follows as data.
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,6 +66,64 @@ impl RemoteServer {
 
     pub(super) fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.remote.client().block_on(future)
+    }
+
+    /// Receives on a thread. The call, if it is short, arrives through shared memory as a line.
+    pub(super) fn recv_blocking(&self) -> Result<RemoteIncoming, ServeError> {
+        match self.has_ready() {
+            true => self.block_on(self.recv()),
+            false => self.receive(Kind::Receive, [self.remote.id(), 0, 0], &[]),
+        }
+    }
+
+    /// Answers one call, then receives the next one on a thread.
+    pub(super) fn reply_and_recv_blocking(
+        &self,
+        mut call: RemoteIncoming,
+        output: &[u8],
+    ) -> Result<RemoteIncoming, ServeError> {
+        if output.len() > CALL_BYTES_MAX
+            || self.has_ready()
+            || !Arc::ptr_eq(self.remote.client(), &call.client)
+        {
+            call.reply_later(output);
+            return self.recv_blocking();
+        }
+        let id = call.call.take().expect("a call is answered once");
+        self.receive(Kind::Answer, [id, self.remote.id(), output.len() as u64], output)
+    }
+
+    fn receive(&self, kind: Kind, words: [u64; 3], output: &[u8]) -> Result<RemoteIncoming, ServeError> {
+        let client = self.remote.client();
+        let pending = match client.exchange(kind, words, output, |_| ()) {
+            Ok(()) => return Err(self.lost(Gone::Lost(client.node()))),
+            Err(Unfinished::NotSent) => {
+                if kind == Kind::Answer {
+                    client.tell_with(&Request::Reply(words[0]), &[output]);
+                }
+                return self.block_on(self.recv());
+            }
+            Err(Unfinished::Sent(pending)) => pending,
+            Err(Unfinished::Ended(body)) => {
+                if let Some(call) = body.as_deref().ok().and_then(|body| RemoteIncoming::single(client, body))
+                {
+                    return Ok(call);
+                }
+                return self.first_of(decoded(client.node(), body, |gone| self.lost(gone))?);
+            }
+        };
+        let received = self.remote.recv_of(pending, |gone| self.lost(gone));
+        self.first_of(client.block_on_after_spin(received)?)
+    }
+
+    fn first_of(&self, received: Answer<Vec<Received>>) -> Result<RemoteIncoming, ServeError> {
+        Ok(self.split(received, 1)?.pop().expect("a receive ends with a call"))
+    }
+
+    /// Returns true if calls of earlier receives wait for the next receive.
+    fn has_ready(&self) -> bool {
+        let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        !ready.is_empty() || self.remote.has_left()
     }
 
     pub(super) async fn recv(&self) -> Result<RemoteIncoming, ServeError> {
@@ -148,6 +207,17 @@ impl Drop for RemoteServer {
 }
 
 impl RemoteIncoming {
+    /// Decodes the reply to a receive if it contains exactly one call, without a list.
+    fn single(client: &Arc<Client>, body: &[u8]) -> Option<RemoteIncoming> {
+        // A result that is a list of one call: two bytes, and the fields of `Received`.
+        let ((0, 1, call, caller, node, _), input) = wire::decode::<(u8, u8, u64, &str, NodeId, u32)>(body)?
+        else {
+            return None;
+        };
+        let (client, caller, input) = (client.clone(), caller.to_owned(), input.to_vec());
+        Some(RemoteIncoming { client, call: Some(call), caller, node, input })
+    }
+
     pub(super) fn input(&self) -> &[u8] {
         &self.input
     }
@@ -174,9 +244,18 @@ impl RemoteIncoming {
             return Err(self.failed(output.len(), ReplyCause::NoMemory));
         }
         let lost = |gone: Gone| self.failed(output.len(), gone.into());
-        let (request, data) = (Request::Reply(call), [output]);
-        let asked = self.client.ask_with(&request, &data, None, lost);
-        self.client.block_on(asked).map(|answer: Answer<()>| answer.value)
+        let words = [call, NO_SERVER, output.len() as u64];
+        let body = match self.client.exchange(Kind::Answer, words, output, |_| ()) {
+            Ok(()) => return Ok(()),
+            Err(Unfinished::NotSent) => {
+                let (request, data) = (Request::Reply(call), [output]);
+                let asked = self.client.ask_with(&request, &data, None, lost);
+                return self.client.block_on(asked).map(|answer: Answer<()>| answer.value);
+            }
+            Err(Unfinished::Sent(pending)) => self.client.block_on_after_spin(pending),
+            Err(Unfinished::Ended(body)) => body,
+        };
+        decoded(self.client.node(), body, lost).map(|answer: Answer<()>| answer.value)
     }
 
     pub(super) fn reply_later(mut self, output: &[u8]) {

@@ -172,6 +172,29 @@ impl Server {
         Ok(Call::new(session, accepted))
     }
 
+    /// Returns the number of a function that this process's node serves.
+    pub(crate) fn number(&self) -> Option<u32> {
+        match &self.serving {
+            Serving::Local(server) => match server.receiver.service.id {
+                ServiceId::Function(number) => Some(number),
+                ServiceId::Port(_) => None,
+            },
+            Serving::Remote(_) => None,
+        }
+    }
+
+    /// Returns true if a call of `caller` may go to a waiting receiver past the queue: the queue is empty, and no rule
+    /// of the function or of the node concerns the call.
+    pub(crate) fn lets_pass(&self, caller: &Embedded) -> bool {
+        let Serving::Local(server) = &self.serving else { return false };
+        let (service, shared) = (&server.receiver.service, &server.receiver.driver().shared);
+        !service.is_waiting()
+            && !service.has_ended()
+            && service.admits(&caller.inner.principal)
+            && !shared.rpc.server.is_draining()
+            && !shared.shaping.is_active()
+    }
+
     /// Ends the function for all clones of this server. Later `recv`s and calls fail.
     pub fn close(&self) {
         match &self.serving {
@@ -189,7 +212,7 @@ impl Server {
     pub(crate) fn recv_blocking(&self) -> Result<Call, ServeError> {
         match &self.serving {
             Serving::Local(server) => server.receiver.recv_blocking().map(|accepted| server.call(accepted)),
-            Serving::Remote(server) => server.block_on(self.recv()),
+            Serving::Remote(server) => server.recv_blocking().map(Call::remote),
         }
     }
 
@@ -197,7 +220,16 @@ impl Server {
     pub(crate) fn reply_and_recv_blocking(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
         let server = match &self.serving {
             Serving::Local(server) => server,
-            Serving::Remote(server) => return server.block_on(self.reply_and_recv(call, output)),
+            Serving::Remote(server) => {
+                return match call.state {
+                    State::Remote(call) => server.reply_and_recv_blocking(call, output),
+                    State::Local(mut call) => {
+                        drop(call.answer(output));
+                        server.recv_blocking()
+                    }
+                }
+                .map(Call::remote);
+            }
         };
         let session = server.reply_first(call, output);
         let accepted = server.receiver.recv_blocking()?;

@@ -13,7 +13,7 @@
 //! A thread that waits for one access checks the line of its slot without a lock. Other replies pass to the table of
 //! requests, as if they had come over the socket ([`Line::collect`]).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -28,7 +28,10 @@ use crate::session::attached::buffers::Place;
 use crate::session::attached::entry::{self, Head, INLINE_BYTES_MAX, Kind, OPERAND_BYTES_MAX, Status};
 use crate::session::attached::wire;
 
-/// Rounds of a spin between two readings of the clock.
+/// Rounds of a spin between two readings of the clock, if a round checks one line: together about as long as an access
+/// takes, so that most accesses do not read the clock.
+const LINE_ROUNDS_PER_CLOCK: u32 = 256;
+/// The same, if a round passes replies to the table of requests.
 const ROUNDS_PER_CLOCK: u32 = 64;
 /// Length in bytes from which a request prefers a slot that was used before, because the pages of unused slots may not
 /// be allocated yet.
@@ -42,11 +45,13 @@ const FAR_PARTS_MAX: usize = SLOTS - SLOTS / 4;
 
 /// The requests in shared memory. The lock of [`Line`] protects this state.
 pub(super) struct Ring {
-    claims: Claims,
+    pub(super) claims: Claims,
     /// Requests of the table that use slots.
     requests: [Option<SlotRequest>; SLOTS],
     /// Bit set of the slots that `requests` uses.
     used: u32,
+    /// Replies over the socket to requests that are not in `requests` yet, by slot.
+    early: BTreeMap<usize, Vec<u8>>,
     /// Number of messages that were sent over the socket, modulo 2^16.
     pub(super) sent: u16,
     /// Number of the last sleep of the node that this end has ended by a wake-up.
@@ -89,7 +94,14 @@ pub(super) struct Collected {
 
 impl Ring {
     pub(super) fn new() -> Ring {
-        Ring { claims: Claims::default(), requests: [None; SLOTS], used: 0, sent: 0, woken: 0 }
+        Ring {
+            claims: Claims::default(),
+            requests: [None; SLOTS],
+            used: 0,
+            early: BTreeMap::new(),
+            sent: 0,
+            woken: 0,
+        }
     }
 
     fn insert(&mut self, request: SlotRequest) {
@@ -265,17 +277,7 @@ impl Line {
     #[inline]
     fn await_access(self: &Arc<Line>, claim: Claim, access: &mut Access<'_>) -> Result<u64, Unfinished> {
         let memory = self.memory.as_ref().expect("it has the claim");
-        let mut spin = Spin::default();
-        let line = loop {
-            match memory.reply(claim) {
-                Some(line) => break line,
-                None if spin.is_over() => {
-                    return Err(Unfinished::Sent(self.wait_longer(claim, access.kind())));
-                }
-                None => {}
-            }
-        };
-        spin.succeed();
+        let line = self.await_line(claim, access.kind())?;
         let ended = match (entry::status(&line), access) {
             ((Status::Value, len), Access::Read(into)) if len == into.len() => {
                 match len <= INLINE_BYTES_MAX {
@@ -294,14 +296,45 @@ impl Line {
         ended
     }
 
-    /// Moves an access into the table of requests, so that the caller can await its reply without spinning.
+    /// Spins for the reply to a request. If none arrives during the spin, moves the request into the table of requests.
+    #[inline]
+    pub(super) fn await_line(
+        self: &Arc<Line>,
+        claim: Claim,
+        kind: Kind,
+    ) -> Result<exchange::Line, Unfinished> {
+        let memory = self.memory.as_ref().expect("it has the claim");
+        let mut spin = Spin::begin(LINE_ROUNDS_PER_CLOCK);
+        loop {
+            match memory.reply(claim) {
+                Some(line) => {
+                    spin.succeed();
+                    return Ok(line);
+                }
+                None if spin.is_over() => return Err(Unfinished::Sent(self.wait_longer(claim, kind))),
+                None => {}
+            }
+        }
+    }
+
+    /// Moves a request into the table of requests, so that the caller can await its reply without spinning.
     #[cold]
-    fn wait_longer(self: &Arc<Line>, claim: Claim, kind: Kind) -> Pending {
+    pub(super) fn wait_longer(self: &Arc<Line>, claim: Claim, kind: Kind) -> Pending {
         let mut state = self.state();
         let id = state.next_id;
         state.next_id += 1;
-        state.requests.insert(id, Slot::Waiting(None));
-        state.ring.as_mut().expect("it has the claim").insert(SlotRequest { id, claim, kind });
+        let (memory, ring) = (&self.memory, state.ring.as_mut().expect("it has the claim"));
+        let slot = match (ring.early.remove(&claim.slot), memory) {
+            (Some(body), Some(memory)) => {
+                memory.release(claim);
+                Slot::Replied(body)
+            }
+            _ => {
+                ring.insert(SlotRequest { id, claim, kind });
+                Slot::Waiting(None)
+            }
+        };
+        state.requests.insert(id, slot);
         Pending { line: self.clone(), id: Some(id), is_task: false, undo: None }
     }
 }
@@ -335,7 +368,7 @@ impl Line {
 
     /// Wakes the node, once for each of its sleeps.
     #[cold]
-    fn wake_node(&self, state: &mut State, nap: u64) {
+    pub(super) fn wake_node(&self, state: &mut State, nap: u64) {
         if let Some(ring) = &mut state.ring
             && ring.woken != nap
         {
@@ -371,7 +404,8 @@ impl Line {
         }
     }
 
-    /// Passes a reply that came over the socket to the request of a slot. Fails if the slot has no request.
+    /// Passes a reply that came over the socket to the request of a slot. If the request's thread still spins, keeps
+    /// the reply for it. Fails if the node shares no memory.
     pub(super) fn deliver_to_slot(
         &self,
         state: &mut State,
@@ -379,8 +413,12 @@ impl Line {
         body: &[u8],
         collected: &mut Collected,
     ) -> Result<(), Gone> {
-        let (Some(memory), Some(request)) = (&self.memory, state.ring_request(slot)) else {
+        let (Some(memory), Some(ring)) = (&self.memory, &mut state.ring) else {
             return Err(Gone::Lost(self.node));
+        };
+        let Some(request) = ring.requests[slot] else {
+            ring.early.insert(slot, body.to_vec());
+            return Ok(());
         };
         state.ring.as_mut().expect("it has the request").remove(memory, slot);
         state.deliver(request.id, body.to_vec(), collected);
@@ -417,7 +455,7 @@ impl Line {
     /// Collects replies until `is_done` returns true, for a limited time.
     pub(super) fn spin(&self, is_done: impl Fn() -> bool) {
         let is_used = |state: &State| state.ring.as_ref().is_some_and(|ring| ring.used != 0);
-        let mut spin = Spin::default();
+        let mut spin = Spin::begin(ROUNDS_PER_CLOCK);
         while !is_done() {
             let mut state = self.state();
             if !is_used(&state) {
@@ -434,7 +472,7 @@ impl Line {
         spin.succeed();
     }
 
-    fn bytes_of(&self, claim: Claim, line: &exchange::Line, len: usize) -> Vec<u8> {
+    pub(super) fn bytes_of(&self, claim: Claim, line: &exchange::Line, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len.min(SLOT_BYTES)];
         match (&self.memory, len <= INLINE_BYTES_MAX) {
             (Some(memory), false) => memory.read(claim, &mut bytes).expect("the length was limited"),
@@ -447,7 +485,7 @@ impl Line {
 impl State {
     /// Returns the ring if a request may use it now.
     #[inline]
-    fn ring(&mut self) -> Option<&mut Ring> {
+    pub(super) fn ring(&mut self) -> Option<&mut Ring> {
         let may_use = !self.is_over && self.undos == 0 && self.held.is_empty() && self.output.is_empty();
         self.ring.as_mut().filter(|_| may_use)
     }
@@ -472,19 +510,31 @@ impl State {
 }
 
 /// Counts the rounds in which a thread checks for a reply before it sleeps.
-#[derive(Default)]
 struct Spin {
     rounds: u32,
+    rounds_per_clock: u32,
+    /// True if the thread yields in each round ([`AdaptiveSpin::shares_core`]).
+    shares_core: bool,
     /// Time of the first clock read of the spin, and the spin's maximum duration in nanoseconds.
     limit: Option<(Instant, u64)>,
 }
 
 impl Spin {
+    #[inline]
+    fn begin(rounds_per_clock: u32) -> Spin {
+        Spin {
+            rounds: 0,
+            rounds_per_clock,
+            shares_core: AdaptiveSpin::of_thread().shares_core(),
+            limit: None,
+        }
+    }
+
     /// Counts a round. Returns true if the spin should end.
     #[inline]
     fn is_over(&mut self) -> bool {
         self.rounds += 1;
-        self.rounds.is_multiple_of(ROUNDS_PER_CLOCK) && self.is_over_now()
+        (self.shares_core || self.rounds.is_multiple_of(self.rounds_per_clock)) && self.is_over_now()
     }
 
     #[cold]
@@ -501,11 +551,16 @@ impl Spin {
             AdaptiveSpin::change(|spin| spin.record_spin(spun_ns));
             return true;
         }
-        if spun_ns >= SPIN_SHORT_NS {
+        if self.shares_core || spun_ns >= SPIN_SHORT_NS {
             std::thread::yield_now();
-            if now.elapsed().as_nanos() as u64 > YIELD_LONG_NS {
+            let yielded_ns = now.elapsed().as_nanos() as u64;
+            if yielded_ns > YIELD_LONG_NS {
                 AdaptiveSpin::change(AdaptiveSpin::record_contention);
                 return true;
+            }
+            if self.shares_core != AdaptiveSpin::is_shared(yielded_ns) {
+                AdaptiveSpin::change(|spin| spin.record_yield(yielded_ns));
+                self.shares_core = !self.shares_core;
             }
         }
         false
