@@ -21,9 +21,6 @@ pub const RATE_MIN: u64 = 1_000_000;
 /// Maximum of [`Qos::rate`], in bytes per second: 8 Tbit/s.
 pub const RATE_MAX: u64 = 1_000_000_000_000;
 
-/// Maximum time until a delayed operation asks the shaper again, in nanoseconds. A changed policy or limit takes effect
-/// within this time.
-const RECHECK_NS: u64 = 10_000_000;
 /// Unused time that a priority may make up for, in nanoseconds. It covers late timers.
 const BURST_NS: u64 = 2_000_000;
 const SECOND_NS: u64 = 1_000_000_000;

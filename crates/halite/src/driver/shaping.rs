@@ -84,7 +84,7 @@ impl Shaping {
         if is_low { Priority::Low } else { Priority::High }
     }
 
-    /// Replaces the policy. Operations that wait follow the new one within 10 ms.
+    /// Replaces the policy. Operations that wait follow the new one within 100 ms.
     pub(crate) fn set(&self, now_ns: u64, qos: Qos) -> Result<(), BadQos> {
         let (out, incoming) = (qos.turns(now_ns)?, qos.turns(now_ns)?);
         let mut state = lock(&self.state);

@@ -675,7 +675,7 @@ impl Node {
     }
 
     /// Replaces the node's policy for operations of different priority ([`Session::with_priority`]). Operations that wait
-    /// follow the new policy within 10 ms.
+    /// follow the new policy within 100 ms.
     pub fn set_qos(&self, qos: Qos) -> Result<(), BadQos> {
         self.inner.set_qos(qos)
     }

@@ -87,7 +87,7 @@ impl Session {
     }
 
     /// Replaces the policy of this session's node for operations of different priority. Operations that wait follow the
-    /// new policy within 10 ms. An attached session may do this only if it belongs to the user who runs the node;
+    /// new policy within 100 ms. An attached session may do this only if it belongs to the user who runs the node;
     /// otherwise this fails with [`QosError::NotOwner`].
     pub async fn set_qos(&self, qos: Qos) -> Result<(), QosError> {
         qos.check()?;

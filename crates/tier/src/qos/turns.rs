@@ -14,7 +14,7 @@
 
 use std::collections::HashMap;
 
-use super::{BURST_NS, Priority, RECHECK_NS, SECOND_NS, Shaper};
+use super::{BURST_NS, Priority, SECOND_NS, Shaper};
 
 /// Cost of an operation in addition to its length, in bytes.
 const OPERATION_BYTES: u64 = 256;
@@ -22,6 +22,10 @@ const OPERATION_BYTES: u64 = 256;
 /// `PART_BYTES_MIN` bytes. So neither other sessions of the priority nor the other priority wait long behind it.
 const PART_NS: u64 = 500_000;
 const PART_BYTES_MIN: u64 = 8 << 10;
+/// Interval at which a waiting operation asks again, in nanoseconds, so that it follows a changed limit: a quarter of
+/// the time that it still has to wait, from `RECHECK_NS` to `RECHECK_NS_MAX`.
+const RECHECK_NS: u64 = 10_000_000;
+const RECHECK_NS_MAX: u64 = 100_000_000;
 /// Interval at which the state of flows that do not return is dropped, in nanoseconds.
 const SWEEP_NS: u64 = 1_000_000_000;
 
@@ -79,7 +83,7 @@ impl Turns {
     }
 
     /// Returns the time at which an operation of `flow` on `bytes` bytes may start. If this is at most `now_ns`, the
-    /// operation may start at once; otherwise the caller asks again at the returned time, within 10 ms.
+    /// operation may start at once; otherwise the caller asks again at the returned time, within 100 ms.
     pub fn turn(&mut self, now_ns: u64, priority: Priority, flow: u32, bytes: u64) -> u64 {
         self.shaper.advance(now_ns);
         let queue = &mut self.queues[priority as usize];
@@ -166,7 +170,8 @@ impl Queue {
             0 => now_ns,
             left => {
                 let wait_ns = u128::from(left) * u128::from(SECOND_NS) / u128::from(limit.max(1)) + 1;
-                now_ns.saturating_add(wait_ns.min(u128::from(RECHECK_NS)) as u64)
+                let wait_ns = u64::try_from(wait_ns).unwrap_or(u64::MAX);
+                now_ns.saturating_add(wait_ns.min((wait_ns / 4).clamp(RECHECK_NS, RECHECK_NS_MAX)))
             }
         }
     }

@@ -288,7 +288,7 @@ fn bad_rates_fail_and_stopped_clocks_are_safe() {
                 turns.on_done(now_ns, priority, u64::MAX);
                 turns.on_round_trip(now_ns, u64::MAX);
                 let turn_ns = turns.turn(now_ns, priority, 1, u64::MAX);
-                assert!(turn_ns >= now_ns && turn_ns - now_ns <= 10_000_000, "asks again within a window");
+                assert!(turn_ns >= now_ns && turn_ns - now_ns <= 100_000_000, "asks again soon");
             }
         }
     }
