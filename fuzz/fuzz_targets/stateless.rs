@@ -3,11 +3,11 @@
 #![no_main]
 
 use halite_rnic::stateless::{
-    NOTE_BYTES, OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Requester,
-    Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
+    Lane, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_FIRST,
+    PAYLOAD_BYTES_MAX, Requester, Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
-use halite_rnic::{Access, Memory, Refused};
+use halite_rnic::{Access, Memory, Operation, Refused, Remote, Request, Source};
 use libfuzzer_sys::fuzz_target;
 
 struct Bytes;
@@ -53,6 +53,7 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
         ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX]);
     requester.handle_packet(now_ns, &mut clock, &bytes, &Bytes);
     let _ = responder.handle_packet(now_ns, from, &bytes, &Bytes, &mut answer);
+    let note = bytes.clone();
     let work = match kind % 7 {
         0 => Work::Read { address, len: usize::from(len) },
         1 => Work::Write { address, bytes },
@@ -65,7 +66,9 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
     let is_too_long = match &work {
         Work::Send { bytes } => bytes.len() > SEND_BYTES_MAX,
         Work::Call { bytes } => bytes.len() > payload_max,
-        Work::WriteNote { note_and_bytes, .. } => !(NOTE_BYTES..=payload_max).contains(&note_and_bytes.len()),
+        Work::WriteNote { note_and_bytes, .. } => {
+            !(NOTE_BYTES..=NOTE_BYTES + NOTED_BYTES_MAX).contains(&note_and_bytes.len())
+        }
         _ => false,
     };
     assert_eq!(requester.post_to(1, rkey % 2, work, false).is_err(), is_too_long);
@@ -100,4 +103,49 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
         }
     }
     assert!(responder.poll_order().is_some(), "each packet of the order was answered");
+    exchange(now_ns, address, &note);
 });
+
+/// Two lanes write to each other; the requests of each carry its answers to the other.
+fn exchange(now_ns: u64, address: u64, bytes: &[u8]) {
+    let addresses = ["10.0.0.1:4791", "10.0.0.2:4791"].map(|address| address.parse().expect("an address"));
+    let mut responders = [1, 2].map(|secret| Responder::new(1, [secret; 32]));
+    let mut lanes = [Lane::default(), Lane::default()];
+    let mut clocks = [ServerClock::default(); 2];
+    for (end, lane) in lanes.iter_mut().enumerate() {
+        let grant = responders[1 - end].grant(addresses[end], Qpn::new(3), 0, Rights::AnyKey);
+        lane.set_grant(grant, 1 << 32, 1_000_000_000);
+        for id in 0..3 {
+            let (source, remote) = (Source::Inline(bytes.to_vec()), Remote { rkey: 0, address });
+            let operation = Operation::Write { source, remote, imm: Some(7).filter(|_| id == 1) };
+            lane.post(Request { id, operation, signalled: true, solicited: false });
+        }
+    }
+    let (mut packet, mut buffer) =
+        ([0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX], [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX]);
+    for round in 0..4_000 {
+        let from = round % 2;
+        let [own, peer] = lanes.get_disjoint_mut([from, 1 - from]).expect("two lanes");
+        let request = own.poll_transmit(now_ns, &clocks[from], &Bytes, &mut packet);
+        let Some(len) = request.or_else(|| own.poll_answer(&mut packet)) else { continue };
+        let body = &packet[..len - ICRC_BYTES];
+        if peer.handle_answer(now_ns, &mut clocks[1 - from], body, &Bytes) {
+            continue;
+        }
+        let (responder, requester) = (&mut responders[1 - from], addresses[from]);
+        let Some(answer) = responder.execute(now_ns, requester, body, &Bytes, &mut buffer) else { continue };
+        if let Some(message) = responder.poll_message() {
+            peer.handle_message(message);
+        }
+        if let Some(ack) = answer.acknowledged {
+            peer.handle_ack(now_ns, &mut clocks[1 - from], ack, &Bytes);
+        }
+        if answer.has_payload() {
+            let len = answer.seal(&mut buffer);
+            own.handle_answer(now_ns, &mut clocks[from], &buffer[..len - ICRC_BYTES], &Bytes);
+        } else {
+            peer.hold_answer(answer);
+        }
+    }
+    assert!(lanes.iter().all(|lane| lane.posted() == 0), "each write has completed");
+}

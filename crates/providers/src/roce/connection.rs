@@ -25,7 +25,6 @@ use halite_rnic::{
     Source, State, Status as RnicStatus,
 };
 
-use self::stateless::Answers;
 use super::events::Events;
 use super::greeting::Offer;
 use super::memory::{Registered, View};
@@ -101,8 +100,6 @@ pub(super) struct Lane {
     held: Held<Window>,
     /// Carries the requests in place of the queue pair, if the connection is stateless.
     stateless: Option<StatelessLane>,
-    /// Answers to requests of a stateless lane that wait for the next poll, or for the next request of this end.
-    answers: Answers,
     /// Requests that wait for their flow's turn.
     backlog: Backlog<Waiting>,
     /// Ids of the writes that leave in parts and have not completed. True if the completion has been reported, because a
@@ -196,7 +193,6 @@ impl Connection {
                 qp,
                 held,
                 stateless: is_stateless.then(StatelessLane::default),
-                answers: Answers::default(),
                 backlog,
                 divided,
                 wants_room,
@@ -784,7 +780,7 @@ impl Lane {
 
     /// Returns true if the lane holds an acknowledgement back until the next poll.
     pub(super) fn holds_ack(&self, now_ns: u64) -> bool {
-        self.qp.holds_ack(now_ns) || !self.answers.is_empty()
+        self.qp.holds_ack(now_ns) || self.stateless.as_ref().is_some_and(StatelessLane::holds_answers)
     }
 
     pub(super) fn trains_refused(&self) -> u64 {

@@ -10,7 +10,7 @@
 //!   0 "roce" | 4 version u8 | 5 kind u8 | then, in Dial and Accept:
 //!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 per lane: qpn u32, psn u32
 //!   46 extensions u8 | 47 grants, if their bit is set | hello
-//!   extensions: bits 0 to 4 below; bits 5 and 6: lanes to which the end is set: 0: 2, 1: 1, 2: 3, 3: 4
+//!   extensions: bits 0, 1, 3, 4 and 7 below; bits 5 and 6: lanes to which the end is set: 0: 2, 1: 1, 2: 3, 3: 4
 //!   grants, also in Ready: per lane: epoch u32, effect life in ns u64, key, 32 bytes
 //! ```
 //!
@@ -42,7 +42,8 @@ const EXTENSIONS_AT: usize = 24 + LANES * 8;
 /// Bits of the extensions that an end supports; unknown bits are ignored.
 const SELECTIVE: u8 = 1;
 const TELLS_WAITS: u8 = 2;
-const TAKES_STATELESS: u8 = 4;
+/// Stateless lanes in the present form; bit 2 meant an earlier one.
+const TAKES_STATELESS: u8 = 128;
 const ASKS_STATELESS: u8 = 8;
 /// Bit of the extensions in Accept: grants follow the offer.
 const HAS_GRANTS: u8 = 16;

@@ -44,6 +44,8 @@ pub struct Message {
     pub offset: u32,
     /// Length of the message in bytes.
     pub len: u32,
+    /// Number of bytes that the same packet has written to memory, before the message.
+    pub written_bytes: u32,
     /// True if the requester waits for an answer.
     pub is_call: bool,
 }
@@ -92,11 +94,18 @@ impl Inbox {
     }
 
     /// Adds a message, or the part of one at `offset` of its `len` bytes.
-    pub(super) fn add(&mut self, caller: Caller, bytes: &[u8], (offset, len): (u32, u32), is_call: bool) {
+    pub(super) fn add(
+        &mut self,
+        caller: Caller,
+        bytes: &[u8],
+        (offset, len): (u32, u32),
+        written_bytes: u32,
+        is_call: bool,
+    ) {
         let id = self.next_id;
         self.next_id += 1;
         let (Caller { from, qpn, .. }, bytes) = (caller, bytes.to_vec());
-        self.arrived.push_back(Message { id, from, qpn, bytes, offset, len, is_call });
+        self.arrived.push_back(Message { id, from, qpn, bytes, offset, len, written_bytes, is_call });
         if is_call {
             self.open_calls.insert(caller.request_id, id);
             self.calls.insert(id, caller);

@@ -8,16 +8,18 @@
 //!
 //! A [`Lane`] is one end: its [`Requester`] executes the requests that this end posts. The peer's requests arrive at the
 //! [`Responder`](super::Responder), which serves all peers; the caller passes their messages to the lane. What a lane
-//! keeps about the peer's requests is one message of which not all parts have arrived.
+//! keeps about the peer's requests is one message of which not all parts have arrived, and answers that have not been sent:
+//! an answer without bytes can travel in the lane's own next request.
 
 use std::collections::VecDeque;
 
 use super::clock::ServerClock;
 use super::inbox::Message;
 use super::requester::Requester;
+use super::responder::Answer;
 use super::tag::Grant;
 use super::window::WINDOW_PACKETS;
-use super::wire::{NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX};
+use super::wire::{Ack, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX};
 use super::work::{Done, Outcome, Work};
 use crate::memory::{Memory, Refused};
 use crate::wire::Nak;
@@ -51,6 +53,8 @@ pub struct Lane {
     /// The parts in the requester, oldest first.
     parts: VecDeque<Part>,
     arriving: Option<Arriving>,
+    /// Answers to the peer that have not been sent, none of which has a payload; oldest first.
+    answers: VecDeque<Answer>,
     /// Number of packets received from the peer.
     arrived: u64,
     events: VecDeque<Event>,
@@ -80,10 +84,12 @@ enum Kind {
     Message,
 }
 
-/// A message of which not all parts have arrived.
+/// A message of which not all parts have arrived, or a write with its report.
 #[derive(Debug)]
 struct Arriving {
+    /// The message; or the report, of which each packet of a write has a copy.
     bytes: Vec<u8>,
+    /// Number of bytes that are missing in the message, or in memory.
     missing: usize,
 }
 
@@ -117,11 +123,6 @@ impl Lane {
             let payload = bytes.saturating_sub(OVERHEAD_BYTES) & !3;
             requester.set_payload_max(payload.clamp(PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX));
         }
-    }
-
-    /// Returns the maximum payload of a packet in bytes.
-    fn payload_max(&self) -> usize {
-        self.requester.as_ref().map_or(PAYLOAD_BYTES_FIRST, Requester::payload_max)
     }
 
     /// Returns the current maximum number of packets in flight; see [`Requester::window_packets`].
@@ -167,7 +168,7 @@ impl Lane {
         match &next.operation {
             Operation::Read { .. } => last.kind == Kind::Read,
             Operation::Write { imm, .. } => {
-                let is_noted = is_noted(next, *imm, self.begun_bytes, self.payload_max());
+                let is_noted = is_noted(next, *imm, self.begun_bytes);
                 last.kind == Kind::Write && !last.is_last && !is_noted
             }
             _ => false,
@@ -183,8 +184,7 @@ impl Lane {
             }
             let Some(requester) = &mut self.requester else { return };
             let payload_max = requester.payload_max();
-            let Ok((rkey, mut work, mut part)) = part_of(request, self.begun_bytes, payload_max, memory)
-            else {
+            let Ok((rkey, mut work, mut part)) = part_of(request, self.begun_bytes, memory) else {
                 self.fail(None, Status::LocalAccess, Cause::LocalAccess);
                 return;
             };
@@ -221,12 +221,37 @@ impl Lane {
         buffer: &mut [u8],
     ) -> Option<usize> {
         self.post_parts(memory);
-        let len = self.requester.as_mut()?.poll_transmit(now_ns, clock, buffer);
+        let first = self.answers.front().and_then(Answer::ack);
+        let mut ack = first;
+        let len = self.requester.as_mut()?.poll_transmit_with(now_ns, clock, &mut ack, buffer);
+        if ack != first {
+            self.answers.pop_front();
+        }
         if len.is_none() {
             // The requester may have given a request up.
             self.complete(memory);
         }
         len
+    }
+
+    /// Keeps an answer without a payload until a request of this lane carries it, or [`Lane::poll_answer`] takes it.
+    ///
+    /// # Panics
+    /// Panics if the answer has a payload.
+    pub fn hold_answer(&mut self, answer: Answer) {
+        assert!(!answer.has_payload(), "the lane keeps no bytes of answers");
+        self.answers.push_back(answer);
+    }
+
+    /// Returns true if [`Lane::poll_answer`] has a packet.
+    pub fn holds_answers(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// Writes the next answer that [`Lane::hold_answer`] has kept to `buffer`, and returns its length in bytes, which
+    /// includes the ICRC that the caller adds; `None` if there is none.
+    pub fn poll_answer(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        self.answers.pop_front().map(|answer| answer.seal(buffer))
     }
 
     /// Returns the time in ns at which [`Lane::poll_transmit`] may have a packet; `None` if nothing is outstanding.
@@ -248,6 +273,14 @@ impl Lane {
         let is_ours = requester.handle_packet(now_ns, clock, body, memory);
         self.complete(memory);
         is_ours
+    }
+
+    /// Handles an answer that a request of the peer has carried ([`Answer::acknowledged`]).
+    pub fn handle_ack(&mut self, now_ns: u64, clock: &mut ServerClock, ack: Ack, memory: &impl Memory) {
+        if let Some(requester) = &mut self.requester {
+            requester.handle_ack(now_ns, clock, ack, memory);
+            self.complete(memory);
+        }
     }
 
     fn complete(&mut self, memory: &impl Memory) {
@@ -313,8 +346,13 @@ impl Lane {
     }
 
     fn join(&mut self, message: Message) -> Result<(), BadMessage> {
-        let Message { bytes, offset, len, .. } = message;
+        let Message { bytes, offset, len, written_bytes, .. } = message;
         let (offset, len) = (offset as usize, len as usize);
+        if let Some((note, [])) = bytes.split_first_chunk::<NOTE_BYTES>()
+            && note[4] & NOTIFIES != 0
+        {
+            return self.join_write(*note, written_bytes as usize);
+        }
         let end = offset.checked_add(bytes.len()).filter(|end| *end <= len);
         let is_valid = (NOTE_BYTES..=NOTE_BYTES + LANE_SEND_BYTES_MAX).contains(&len);
         let (Some(end), true) = (end, is_valid) else { return Err(BadMessage) };
@@ -333,18 +371,37 @@ impl Lane {
             }
             self.arriving.take().expect("it has just arrived").bytes
         };
-        let mut rest = &whole[..];
+        self.report(&whole)
+    }
+
+    /// Counts the bytes that a packet has written, and reports the write with its last packet.
+    fn join_write(&mut self, note: [u8; NOTE_BYTES], written: usize) -> Result<(), BadMessage> {
+        let len = note_len(&note);
+        if written < len {
+            let arriving =
+                self.arriving.get_or_insert_with(|| Arriving { bytes: note.to_vec(), missing: len });
+            if arriving.bytes != note || arriving.missing < written || written == 0 {
+                return Err(BadMessage);
+            }
+            arriving.missing -= written;
+            if arriving.missing > 0 {
+                return Ok(());
+            }
+            self.arriving = None;
+        }
+        self.events.push_back(Event::Notified { imm: imm_of(&note), solicited: note[4] & SOLICITED != 0 });
+        Ok(())
+    }
+
+    /// Reports the messages that a SEND has carried.
+    fn report(&mut self, whole: &[u8]) -> Result<(), BadMessage> {
+        let mut rest = whole;
         while !rest.is_empty() {
             let (note, behind) = rest.split_first_chunk::<NOTE_BYTES>().ok_or(BadMessage)?;
-            let [a, b, c, d, flags, len @ ..] = *note;
-            let len = u32::from_be_bytes([0, len[0], len[1], len[2]]) as usize;
-            let (bytes, behind) = behind.split_at_checked(len).ok_or(BadMessage)?;
+            let (bytes, behind) = behind.split_at_checked(note_len(note)).ok_or(BadMessage)?;
             rest = behind;
-            let (imm, solicited) = (u32::from_be_bytes([a, b, c, d]), flags & SOLICITED != 0);
-            self.events.push_back(match flags & NOTIFIES {
-                0 => Event::Received { bytes: bytes.to_vec(), imm: Some(imm), solicited },
-                _ => Event::Notified { imm, solicited },
-            });
+            let (imm, solicited) = (Some(imm_of(note)), note[4] & SOLICITED != 0);
+            self.events.push_back(Event::Received { bytes: bytes.to_vec(), imm, solicited });
         }
         Ok(())
     }
@@ -361,12 +418,23 @@ fn joins(request: &Request, bytes: usize, payload_max: usize) -> bool {
     matches!(request.operation, Operation::Send { .. }) && bytes + NOTE_BYTES + len <= payload_max
 }
 
-/// Returns true if the rest of a write travels in one packet with its immediate.
-fn is_noted(request: &Request, imm: Option<u32>, done: u32, payload_max: usize) -> bool {
-    imm.is_some() && NOTE_BYTES + (request.operation.len_bytes() - done) as usize <= payload_max
+/// Returns true if the packets of the rest of a write carry its immediate.
+fn is_noted(request: &Request, imm: Option<u32>, done: u32) -> bool {
+    imm.is_some() && (request.operation.len_bytes() - done) as usize <= NOTED_BYTES_MAX
 }
 
-/// Returns the header of a message of `len` bytes, or of the report of a write.
+/// Returns the immediate in the header of a message.
+fn imm_of(note: &[u8; NOTE_BYTES]) -> u32 {
+    u32::from_be_bytes([note[0], note[1], note[2], note[3]])
+}
+
+/// Returns the length in the header of a message: that of the message, or of the write that it reports.
+fn note_len(note: &[u8; NOTE_BYTES]) -> usize {
+    u32::from_be_bytes([0, note[5], note[6], note[7]]) as usize
+}
+
+/// Returns the header of a message of `len` bytes, or of the report of a write of `len` bytes.
+// [ROCE-STATELESS-11]
 fn note(imm: u32, solicited: bool, notifies: bool, len: usize) -> [u8; NOTE_BYTES] {
     let [a, b, c, d] = imm.to_be_bytes();
     let flags = if solicited { SOLICITED } else { 0 } | if notifies { NOTIFIES } else { 0 };
@@ -376,12 +444,7 @@ fn note(imm: u32, solicited: bool, notifies: bool, len: usize) -> [u8; NOTE_BYTE
 
 /// Returns the part of a request that begins after `done` bytes: the key of the peer's memory, and the part's request.
 /// Fails if the local memory does not contain the request.
-fn part_of(
-    request: &Request,
-    done: u32,
-    payload_max: usize,
-    memory: &impl Memory,
-) -> Result<(u32, Work, Part), Refused> {
+fn part_of(request: &Request, done: u32, memory: &impl Memory) -> Result<(u32, Work, Part), Refused> {
     let Request { id, operation, signalled, solicited } = request;
     let rest = operation.len_bytes() - done;
     let mut part = Part {
@@ -398,9 +461,9 @@ fn part_of(
         }
         Operation::Write { source, remote, imm } => {
             let address = remote.address.wrapping_add(done.into());
-            match imm.filter(|_| is_noted(request, *imm, done, payload_max)) {
+            match imm.filter(|_| is_noted(request, *imm, done)) {
                 Some(imm) => {
-                    let note = note(imm, *solicited, true, 0);
+                    let note = note(imm, *solicited, true, rest as usize);
                     let note_and_bytes = with_source(&note, source, memory, done, part.len)?;
                     (remote.rkey, Work::WriteNote { address, note_and_bytes })
                 }
@@ -458,7 +521,14 @@ mod tests {
 
     fn message(bytes: &[u8], offset: u32, len: u32) -> Message {
         let from = "127.0.0.1:4".parse().expect("an address");
-        Message { id: 0, from, qpn: Qpn::new(2), bytes: bytes.to_vec(), offset, len, is_call: false }
+        let bytes = bytes.to_vec();
+        Message { id: 0, from, qpn: Qpn::new(2), bytes, offset, len, written_bytes: 0, is_call: false }
+    }
+
+    /// The report of a write of `len` bytes, of which its packet has written some.
+    fn written(imm: u32, len: usize, written_bytes: u32) -> Message {
+        let note = note(imm, false, true, len);
+        Message { written_bytes, ..message(&note, 0, NOTE_BYTES as u32) }
     }
 
     /// Only a peer that is no fabric sends these; each ends the lane, and none does more.
@@ -478,6 +548,11 @@ mod tests {
             // The parts belong to different messages, or overlap.
             vec![part.clone(), message(&[0; 8], 8, 101)],
             vec![part.clone(), message(&[0; 90], 10, 100), message(&[0; 8], 8, 100)],
+            // The packets of a write contradict each other, or make no progress.
+            vec![written(1, 100, 40), written(2, 100, 60)],
+            vec![written(1, 100, 40), written(1, 100, 61)],
+            vec![written(1, 100, 0)],
+            vec![part.clone(), written(1, 100, 40)],
         ];
         for messages in bad {
             let mut lane = Lane::default();

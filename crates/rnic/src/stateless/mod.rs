@@ -44,10 +44,11 @@ pub use inbox::{AnswerError, Message};
 pub use lane::{LANE_SEND_BYTES_MAX, Lane, PACKET_BYTES_MAX, PART_BYTES_MAX};
 pub use orders::{Order, OrderDone, OrderKind, OrderOutcome, OrdersFull, Target};
 pub use requester::Requester;
-pub use responder::{Counters, EFFECT_LIFE_NS, Responder};
+pub use responder::{Answer, Counters, EFFECT_LIFE_NS, Responder};
 pub use tag::{Grant, Rights};
 pub use window::WINDOW_PACKETS;
 pub use wire::{
-    NOTE_BYTES, OVERHEAD_BYTES, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Receiver, SEND_BYTES_MAX, receiver_of,
+    Ack, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Receiver,
+    SEND_BYTES_MAX, receiver_of,
 };
 pub use work::{Done, Outcome, PostError, Work};

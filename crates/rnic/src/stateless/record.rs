@@ -1,7 +1,7 @@
 //! The record of effects: the requests that a responder has executed recently, and their answers.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::wire::{Packet, Status};
 
@@ -16,13 +16,18 @@ pub(super) const AHEAD_NS_MAX: u64 = 5_000_000;
 /// requester that gets "expired" within twice T of its first transmission knows that no copy had an effect.
 const INTERVALS: usize = 3;
 
-/// Id of a request: address and queue pair of its requester, and the requester's number of the request. A repeated
-/// request may have another tag, because a new epoch changes all keys.
-pub(super) type RequestId = (SocketAddr, u32, u64);
+/// Id of a request: address, port and queue pair of its requester, and the requester's number of the request. A repeated
+/// request may have another tag, because a new epoch changes all keys. As words, the id is hashed at once.
+pub(super) type RequestId = [u64; 4];
 
 /// Returns the id of the request that a packet carries.
 pub(super) fn request_id(from: SocketAddr, packet: &Packet<'_>) -> RequestId {
-    (from, packet.qpn.value(), packet.number)
+    let ip = match from.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let ends = u64::from(from.port()) << 32 | u64::from(packet.qpn.value());
+    [(ip >> 64) as u64, ip as u64, ends, packet.number]
 }
 
 /// An executed request, and its answer.
@@ -96,7 +101,7 @@ mod tests {
     #[test]
     fn an_effect_is_found_as_long_as_its_stamp_is_valid() {
         const LIFE_NS: u64 = 50_000_000;
-        let id = ("10.0.0.1:1".parse().unwrap(), 5, 1);
+        let id = [0, 1, 5, 1];
         for first_ns in (LIFE_NS..5 * LIFE_NS).step_by(700_000) {
             for stamp_ns in (first_ns - LIFE_NS..=first_ns + AHEAD_NS_MAX).step_by(5_000_000) {
                 let mut record = Record::new(LIFE_NS);

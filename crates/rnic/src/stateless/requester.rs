@@ -5,10 +5,10 @@ use std::mem;
 
 use super::clock::ServerClock;
 use super::orders::{EndedOrders, Order, OrderKind};
-use super::responder::seal;
+use super::responder::{add_tag, seal};
 use super::tag::{self, Grant};
 use super::window::Window;
-use super::wire::{Kind, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status};
+use super::wire::{ACK_BYTES, Ack, Kind, PAYLOAD_AT, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status};
 use super::work::{Done, Outcome, POSTED_MAX, PostError, Work};
 use crate::memory::{Access, Memory};
 
@@ -218,11 +218,11 @@ impl Requester {
     /// unless the grant is one of this key, or of all keys. If `overlaps` is true, the responder may execute the request
     /// at the same time as the one posted before it.
     pub fn post_to(&mut self, id: u64, rkey: u32, work: Work, overlaps: bool) -> Result<(), PostError> {
-        if u32::try_from(work.len()).is_err() {
-            return Err(PostError::TooLong);
-        }
         if work.is_too_long(self.payload_bytes) {
             return Err(PostError::MessageTooLong { packet_bytes_max: self.payload_bytes });
+        }
+        if u32::try_from(work.len()).is_err() {
+            return Err(PostError::TooLong);
         }
         if self.outstanding() >= POSTED_MAX {
             return Err(PostError::Full);
@@ -308,8 +308,20 @@ impl Requester {
     ///
     /// # Panics
     /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
-    // [ROCE-STATELESS-5]
     pub fn poll_transmit(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
+        self.poll_transmit_with(now_ns, clock, &mut None, buffer)
+    }
+
+    /// Writes the next packet, as [`Requester::poll_transmit`] does. If the packet has room for `ack`, it carries and takes
+    /// it.
+    // [ROCE-STATELESS-5]
+    pub(super) fn poll_transmit_with(
+        &mut self,
+        now_ns: u64,
+        clock: &ServerClock,
+        ack: &mut Option<Ack>,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
         if let Some(len) = self.transmit_for_orders(now_ns, clock, buffer) {
             return Some(len);
         }
@@ -342,16 +354,16 @@ impl Requester {
         };
         let Grant { qpn, rights, epoch, .. } = self.grant;
         let rkey = current.rkey;
-        let mut operands = [0; 16];
-        let (kind, address, len, payload) = match asks_clock {
+        let (kind, address, len, carried) = match asks_clock {
             // A read of no bytes has no effect; its answer contains the clock.
-            true => (Kind::Gd, 0, 0, &[][..]),
+            true => (Kind::Gd, 0, 0, 0),
             false => {
                 let (address, placed) = current.work.place(offset, len);
-                let payload = current.work.payload(offset..offset + len, &mut operands);
-                (current.work.kind(), address, placed, payload)
+                let carried = current.work.write_payload(offset..offset + len, &mut buffer[PAYLOAD_AT..]);
+                (current.work.kind(), address, placed, carried)
             }
         };
+        let has_room = carried + ACK_BYTES <= self.payload_bytes;
         if asks_clock {
             self.clock_questions += 1;
         } else {
@@ -369,9 +381,10 @@ impl Requester {
             epoch,
             rights,
             status: Status::Done,
-            payload,
+            payload: &[],
+            ack: if has_room { ack.take() } else { None },
         };
-        Some(seal(&packet, &self.grant.key, buffer))
+        Some(add_tag(packet.emit_around(carried, buffer), &self.grant.key, buffer))
     }
 
     /// Writes the next packet about orders: an answer to a WQEP, a CQEP, or a request for the clock.
@@ -406,6 +419,7 @@ impl Requester {
             rights,
             status,
             payload: &[],
+            ack: None,
         };
         Some(seal(&packet, &self.grant.key, buffer))
     }
@@ -486,6 +500,36 @@ impl Requester {
                 None => orders.answers.push_back((id, Status::Refused)),
             }
         }
+    }
+
+    /// Handles an answer that a request of the peer has carried.
+    pub(super) fn handle_ack(
+        &mut self,
+        now_ns: u64,
+        clock: &mut ServerClock,
+        ack: Ack,
+        memory: &impl Memory,
+    ) {
+        let Some((index, _)) = self.sent_as(ack.number) else { return };
+        let kind = self.running[index].work.kind().answer();
+        let Some(kind) = kind.filter(|kind| matches!(kind, Kind::Rda | Kind::Senda)) else { return };
+        let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
+        let Ack { number, stamp_ns } = ack;
+        let packet = Packet {
+            kind,
+            qpn,
+            number,
+            stamp_ns,
+            address: 0,
+            rkey,
+            len: 0,
+            epoch,
+            rights,
+            status: Status::Done,
+            payload: &[],
+            ack: None,
+        };
+        self.handle_answer(now_ns, clock, &packet, memory);
     }
 
     fn handle_answer(
@@ -658,13 +702,13 @@ impl Running {
         payload_bytes: usize,
     ) -> Running {
         let (len, answer_len) = (work.len(), work.answer_len());
-        let payload_bytes = if work.is_divisible() { payload_bytes } else { PAYLOAD_BYTES_MAX };
-        let count = len.div_ceil(payload_bytes).max(1);
+        let packet_bytes = work.packet_bytes(payload_bytes);
+        let count = len.div_ceil(packet_bytes).max(1);
         let piece = |index: usize| {
-            let offset = index * payload_bytes;
+            let offset = index * packet_bytes;
             Piece {
                 offset,
-                len: (len - offset).min(payload_bytes),
+                len: (len - offset).min(packet_bytes),
                 number: *next_number + index as u64,
                 stamp_ns: None,
                 first_sent_ns: 0,

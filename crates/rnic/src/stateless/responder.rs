@@ -6,7 +6,9 @@ use super::inbox::{AnswerError, Caller, Inbox, Message};
 use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
 use super::record::{AHEAD_NS_MAX, Effect, Record, request_id};
 use super::tag::{self, Grant, Rights, TAG_BYTES};
-use super::wire::{Kind, NOTE_BYTES, PAYLOAD_AT, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status};
+use super::wire::{
+    Ack, Kind, NOTE_BYTES, PAYLOAD_AT, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status,
+};
 use crate::memory::{Access, Memory, Refused};
 use crate::wire::{ICRC_BYTES, Qpn};
 
@@ -134,6 +136,7 @@ impl Responder {
             rights,
             status: Status::Done,
             payload: bytes,
+            ack: None,
         };
         let key = tag::derive(&self.secret, to, packet.qpn, rkey, rights, self.epoch);
         Ok((to, seal(&packet, &key, buffer)))
@@ -187,6 +190,7 @@ impl Responder {
             rights,
             status: Status::Done,
             payload: &payload,
+            ack: None,
         };
         let key = tag::derive(&self.secret, to, qpn, rkey, rights, self.epoch);
         Some((to, seal(&packet, &key, buffer)))
@@ -207,6 +211,22 @@ impl Responder {
         memory: &impl Memory,
         answer: &mut [u8],
     ) -> Option<usize> {
+        self.execute(now_ns, from, body, memory, answer).map(|executed| executed.seal(answer))
+    }
+
+    /// Handles a packet as [`Responder::handle_packet`] does, but writes only the payload of the answer to `buffer`, for
+    /// [`Answer::seal`].
+    ///
+    /// # Panics
+    /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
+    pub fn execute(
+        &mut self,
+        now_ns: u64,
+        from: SocketAddr,
+        body: &[u8],
+        memory: &impl Memory,
+        buffer: &mut [u8],
+    ) -> Option<Answer> {
         // Packets of one batch may have no arrival time of their own, and the system's clock may be set.
         self.now_ns = self.now_ns.max(now_ns);
         let now_ns = self.now_ns;
@@ -214,7 +234,7 @@ impl Responder {
             self.counters.forged += 1;
             return None;
         };
-        let payload = &mut answer[PAYLOAD_AT..][..PAYLOAD_BYTES_MAX];
+        let payload = &mut buffer[PAYLOAD_AT..][..PAYLOAD_BYTES_MAX];
         let (status, len) = match packet.kind {
             Kind::Gd => self.read(&packet, memory, payload),
             Kind::Ea | Kind::Cqep => {
@@ -226,9 +246,23 @@ impl Responder {
             _ => self.execute_once(now_ns, from, &packet, memory, payload)?,
         };
         let kind = packet.kind.answer()?;
-        let reply = Packet { kind, stamp_ns: now_ns, len: len as u32, status, payload: &[], ..packet };
-        let covered = reply.emit_around(len, answer);
-        Some(add_tag(covered, &key, answer))
+        let acknowledged = packet.ack.filter(|_| status != Status::Expired);
+        let Packet { qpn, number, address, rkey, epoch, rights, .. } = packet;
+        let (stamp_ns, len) = (now_ns, len as u32);
+        Some(Answer {
+            kind,
+            qpn,
+            number,
+            stamp_ns,
+            address,
+            rkey,
+            len,
+            epoch,
+            rights,
+            status,
+            key,
+            acknowledged,
+        })
     }
 
     /// Returns a requester's packet, and the key of its tag; `None` if the packet is invalid or its tag is wrong.
@@ -295,20 +329,19 @@ impl Responder {
             return Some((Status::Busy, 0));
         }
         let executed = match packet.kind {
-            Kind::Rd => write(packet, packet.len, packet.payload, memory).map(|()| 0),
+            Kind::Rd => write(packet, packet.payload, memory).map(|()| 0),
             Kind::Send | Kind::Call | Kind::Rdm => {
                 let Packet { kind, qpn, number, rkey, rights, payload, address, .. } = *packet;
                 let (note, bytes) =
                     payload.split_at(if kind == Kind::Rdm { NOTE_BYTES } else { payload.len() });
-                let written =
-                    if kind == Kind::Rdm { write(packet, bytes.len() as u32, bytes, memory) } else { Ok(()) };
+                let written = if kind == Kind::Rdm { write(packet, bytes, memory) } else { Ok(()) };
                 written.map(|()| {
                     let place = match kind {
                         Kind::Send => (address as u32, (address >> 32) as u32),
                         _ => (0, note.len() as u32),
                     };
                     let caller = Caller { request_id, from, qpn, number, rkey, rights, began_ns: now_ns };
-                    self.inbox.add(caller, note, place, kind == Kind::Call);
+                    self.inbox.add(caller, note, place, bytes.len() as u32, kind == Kind::Call);
                     0
                 })
             }
@@ -330,10 +363,11 @@ impl Responder {
     }
 }
 
-/// Writes `bytes`, if the grant permits the whole request, of which `len` bytes remain. Also a write of no bytes needs
-/// memory.
-fn write(packet: &Packet<'_>, len: u32, bytes: &[u8], memory: &impl Memory) -> Result<(), Refused> {
-    let Packet { rkey, address, rights, .. } = *packet;
+/// Writes `bytes`, the payload of a packet without its note, if the grant permits the rest of the request. Also a write of
+/// no bytes needs memory.
+fn write(packet: &Packet<'_>, bytes: &[u8], memory: &impl Memory) -> Result<(), Refused> {
+    let Packet { rkey, address, rights, payload, .. } = *packet;
+    let len = packet.len - (payload.len() - bytes.len()) as u32;
     if !rights.write() {
         return Err(Refused);
     }
@@ -357,13 +391,55 @@ fn atomic(packet: &Packet<'_>, memory: &impl Memory) -> Result<u64, Refused> {
     }
 }
 
+/// The answer to a request, without a tag: the fields of its packet, and the key of the tag.
+#[derive(Debug)]
+pub struct Answer {
+    kind: Kind,
+    qpn: Qpn,
+    number: u64,
+    stamp_ns: u64,
+    address: u64,
+    rkey: u32,
+    len: u32,
+    epoch: u32,
+    rights: Rights,
+    status: Status,
+    key: [u8; 32],
+    /// The answer that the request carries: to a request of the end that now answers.
+    pub acknowledged: Option<Ack>,
+}
+
+impl Answer {
+    /// Returns true if the answer has a payload.
+    pub fn has_payload(&self) -> bool {
+        self.len > 0
+    }
+
+    /// Returns what a request of this end can carry in place of the answer; `None` if the answer must be a packet.
+    pub fn ack(&self) -> Option<Ack> {
+        let Answer { kind, number, stamp_ns, status, .. } = *self;
+        let is_ack = matches!(kind, Kind::Rda | Kind::Senda) && status == Status::Done;
+        is_ack.then_some(Ack { number, stamp_ns })
+    }
+
+    /// Writes the packet to the buffer that was passed to [`Responder::execute`], or, without a payload, to any other.
+    /// Returns the packet's length in bytes, which includes the ICRC that the caller adds.
+    pub fn seal(&self, buffer: &mut [u8]) -> usize {
+        let Answer { kind, qpn, number, stamp_ns, address, rkey, len, epoch, rights, status, .. } = *self;
+        let (payload, ack) = (&[][..], None);
+        let packet =
+            Packet { kind, qpn, number, stamp_ns, address, rkey, len, epoch, rights, status, payload, ack };
+        add_tag(packet.emit_around(len as usize, buffer), &self.key, buffer)
+    }
+}
+
 /// Writes a packet and its tag. Returns its length in bytes, which includes the ICRC that the caller adds.
 pub(super) fn seal(packet: &Packet<'_>, key: &[u8; 32], buffer: &mut [u8]) -> usize {
     add_tag(packet.emit(buffer), key, buffer)
 }
 
 /// Writes the tag behind the `covered` bytes of a packet. Returns the packet's length in bytes with the ICRC.
-fn add_tag(covered: usize, key: &[u8; 32], buffer: &mut [u8]) -> usize {
+pub(super) fn add_tag(covered: usize, key: &[u8; 32], buffer: &mut [u8]) -> usize {
     let tag = tag::tag(key, &buffer[..covered]);
     buffer[covered..covered + TAG_BYTES].copy_from_slice(&tag);
     covered + TAG_BYTES + ICRC_BYTES

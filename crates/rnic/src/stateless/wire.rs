@@ -4,11 +4,16 @@
 //!   BTH, 12 bytes: opcode 0xe0 to 0xee, queue pair of the requester, packet number = lower bits of `number`
 //!   0        8        16       24     28     32      36       37        38
 //!  | number | stamp  | address| rkey | len  | epoch | rights | status  | payload len |     40 bytes, big-endian
-//!   payload, padded to 4 ─ tag, 16 bytes ─ ICRC, 4 bytes
+//!   payload, padded to 4 ─ acknowledgement, 16 bytes, if bit 0x10 of the opcode is set ─ tag, 16 bytes ─ ICRC, 4 bytes
 //! ```
 
 use super::tag::{Rights, TAG_BYTES};
 use crate::wire::{ICRC_BYTES, Qpn};
+
+/// Bit of the opcode of a request that has an [`Ack`].
+const HAS_ACK: u8 = 0x10;
+/// Length of an [`Ack`] in bytes.
+pub(super) const ACK_BYTES: usize = 16;
 
 /// Length of the transport header in bytes.
 pub(super) const BTH_BYTES: usize = 12;
@@ -27,6 +32,9 @@ pub const OVERHEAD_BYTES: usize = BTH_BYTES + HEADER_BYTES + TAG_BYTES + ICRC_BY
 pub const NOTE_BYTES: usize = 8;
 /// Maximum length in bytes of a message that a [`Work::Send`](super::Work::Send) carries in several packets.
 pub const SEND_BYTES_MAX: usize = 1 << 17;
+
+/// Maximum length in bytes of what a [`Work::WriteNote`](super::Work::WriteNote) writes.
+pub const NOTED_BYTES_MAX: usize = 1 << 18;
 
 /// The kind of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +68,7 @@ pub(super) enum Kind {
     /// Carries the answer to a [`Kind::Call`], or reports that the call is in progress.
     Calla,
     /// Receive data with a message: a write of the payload to the responder's memory, and, after it, a message for the
-    /// responder's process, which precedes the payload.
+    /// responder's process, which precedes the payload. Several packets may carry a long write, each with the message.
     Rdm,
 }
 
@@ -81,13 +89,7 @@ pub fn receiver_of(packet: &[u8]) -> Option<Receiver> {
     if opcode < Kind::Rd as u8 {
         return None;
     }
-    match Kind::from_opcode(opcode)? {
-        Kind::Rd | Kind::Gd | Kind::FetchAdd | Kind::CompareSwap | Kind::Send | Kind::Rdm => {
-            Some(Receiver::Responder)
-        }
-        Kind::Rda | Kind::Gda | Kind::Ata | Kind::Senda => Some(Receiver::Requester),
-        Kind::Wqep | Kind::Ea | Kind::Cqep | Kind::Call | Kind::Calla => None,
-    }
+    Kind::from_opcode(opcode & !HAS_ACK)?.receiver()
 }
 
 impl Kind {
@@ -112,6 +114,17 @@ impl Kind {
 
     fn from_opcode(opcode: u8) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| *kind as u8 == opcode)
+    }
+
+    /// See [`receiver_of`].
+    fn receiver(self) -> Option<Receiver> {
+        match self {
+            Kind::Rd | Kind::Gd | Kind::FetchAdd | Kind::CompareSwap | Kind::Send | Kind::Rdm => {
+                Some(Receiver::Responder)
+            }
+            Kind::Rda | Kind::Gda | Kind::Ata | Kind::Senda => Some(Receiver::Requester),
+            Kind::Wqep | Kind::Ea | Kind::Cqep | Kind::Call | Kind::Calla => None,
+        }
     }
 
     /// Returns the kind of the answer to a request; `None` if packets of this kind are no requests.
@@ -142,6 +155,15 @@ pub(super) enum Status {
     InProgress,
 }
 
+/// An RDA or a SENDA, done, that travels in a request of the end that answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ack {
+    /// Number of the answered packet.
+    pub(super) number: u64,
+    /// Stamp of the answer: the time of the answering responder's clock in ns.
+    pub(super) stamp_ns: u64,
+}
+
 /// A packet without its ICRC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Packet<'a> {
@@ -155,12 +177,14 @@ pub(super) struct Packet<'a> {
     pub(super) address: u64,
     pub(super) rkey: u32,
     /// In a GD, the number of bytes to read. In an RD, the number of bytes from `address` to the end of the request, of
-    /// which the payload has the first ones. In other packets, the length of the payload.
+    /// which the payload has the first ones; in an RDM also the length of its message. In other packets, the length of
+    /// the payload.
     pub(super) len: u32,
     pub(super) epoch: u32,
     pub(super) rights: Rights,
     pub(super) status: Status,
     pub(super) payload: &'a [u8],
+    pub(super) ack: Option<Ack>,
 }
 
 impl<'a> Packet<'a> {
@@ -169,8 +193,15 @@ impl<'a> Packet<'a> {
     pub(super) fn parse(body: &'a [u8]) -> Option<(Packet<'a>, &'a [u8], &'a [u8; TAG_BYTES])> {
         let (covered, tag) = body.split_last_chunk::<TAG_BYTES>()?;
         let (bth, rest) = covered.split_first_chunk::<BTH_BYTES>()?;
-        let (header, padded) = rest.split_first_chunk::<HEADER_BYTES>()?;
-        let kind = Kind::from_opcode(bth[0])?;
+        let (header, rest) = rest.split_first_chunk::<HEADER_BYTES>()?;
+        let kind = Kind::from_opcode(bth[0] & !HAS_ACK)?;
+        let (padded, ack) = match bth[0] & HAS_ACK {
+            0 => (rest, None),
+            _ => {
+                let (padded, ack) = rest.split_last_chunk::<ACK_BYTES>()?;
+                (padded, Some(ack))
+            }
+        };
         let u64_at = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().expect("eight bytes"));
         let u32_at = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let status = match header[37] {
@@ -187,9 +218,12 @@ impl<'a> Packet<'a> {
             Kind::Gd => carried == 0,
             // Every packet but the last one has a payload, so each makes progress.
             Kind::Rd => carried <= len as usize && (carried > 0 || len == 0),
+            Kind::Rdm => carried <= len as usize && (carried > NOTE_BYTES || len as usize == carried),
             _ => carried == len as usize,
         };
+        let may_have_ack = kind.receiver() == Some(Receiver::Responder);
         if !is_complete
+            || ack.is_some() && !may_have_ack
             || carried > PAYLOAD_BYTES_MAX
             || kind == Kind::Rdm && carried < NOTE_BYTES
             || padded.len() != carried.next_multiple_of(4)
@@ -208,6 +242,7 @@ impl<'a> Packet<'a> {
             rights: Rights::from_bits(header[36])?,
             status,
             payload: &padded[..carried],
+            ack: ack.map(Ack::parse),
         };
         Some((packet, covered, tag))
     }
@@ -222,7 +257,7 @@ impl<'a> Packet<'a> {
     /// [`PAYLOAD_AT`].
     pub(super) fn emit_around(&self, carried: usize, buffer: &mut [u8]) -> usize {
         let padded = carried.next_multiple_of(4);
-        buffer[0] = self.kind as u8;
+        buffer[0] = self.kind as u8 | self.ack.map_or(0, |_| HAS_ACK);
         // Migrated path, padding; the default partition.
         buffer[1] = 0x40 | ((padded - carried) as u8) << 4;
         buffer[2..5].copy_from_slice(&[0xff, 0xff, 0]);
@@ -239,6 +274,18 @@ impl<'a> Packet<'a> {
         header[36..38].copy_from_slice(&[self.rights.bits(), self.status as u8]);
         header[38..40].copy_from_slice(&(carried as u16).to_be_bytes());
         buffer[PAYLOAD_AT + carried..PAYLOAD_AT + padded].fill(0);
-        PAYLOAD_AT + padded
+        let end = PAYLOAD_AT + padded;
+        let Some(Ack { number, stamp_ns }) = self.ack else { return end };
+        buffer[end..end + 8].copy_from_slice(&number.to_be_bytes());
+        buffer[end + 8..end + ACK_BYTES].copy_from_slice(&stamp_ns.to_be_bytes());
+        end + ACK_BYTES
+    }
+}
+
+impl Ack {
+    fn parse(bytes: &[u8; ACK_BYTES]) -> Ack {
+        let [number, stamp_ns] =
+            [0, 8].map(|at| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes")));
+        Ack { number, stamp_ns }
     }
 }

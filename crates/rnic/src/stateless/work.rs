@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::wire::{Kind, NOTE_BYTES, SEND_BYTES_MAX};
+use super::wire::{Kind, NOTE_BYTES, NOTED_BYTES_MAX, SEND_BYTES_MAX};
 
 /// Maximum number of posted requests.
 pub(super) const POSTED_MAX: usize = 128;
@@ -49,12 +49,13 @@ pub enum Work {
         /// The bytes of the message.
         bytes: Vec<u8>,
     },
-    /// Writes `bytes`, and sends a message to the responder's process after it, both by one packet, which limits the note
-    /// and the bytes together.
+    /// Writes at most [`NOTED_BYTES_MAX`] bytes, and sends the note, a message of [`NOTE_BYTES`], to the responder's
+    /// process. Each packet of a long write carries the note: the message arrives as often, each time with the number of
+    /// bytes that are written then; see [`Message::written_bytes`](super::Message::written_bytes).
     WriteNote {
         /// Address of the first byte in the responder's memory.
         address: u64,
-        /// The note and then the bytes to write, as in the packet.
+        /// The note, and then the bytes to write.
         note_and_bytes: Vec<u8>,
     },
     /// Sends a message of at most one packet to the responder's process, which answers it.
@@ -78,12 +79,12 @@ impl Work {
         }
     }
 
-    /// Returns the number of bytes to divide among packets.
+    /// Returns the number of bytes to divide among packets, which excludes the note of each packet.
     pub(super) fn len(&self) -> usize {
         match self {
             Work::Read { len, .. } => *len,
             Work::Write { bytes, .. } | Work::Send { bytes } | Work::Call { bytes } => bytes.len(),
-            Work::WriteNote { note_and_bytes, .. } => note_and_bytes.len(),
+            Work::WriteNote { note_and_bytes, .. } => note_and_bytes.len() - NOTE_BYTES,
             Work::FetchAdd { .. } => 8,
             Work::CompareSwap { .. } => 16,
         }
@@ -103,6 +104,9 @@ impl Work {
         match self {
             // The responder checks the rest of the request with each packet, so a refused write changes nothing.
             Work::Write { address, bytes } => (address.wrapping_add(offset as u64), bytes.len() - offset),
+            Work::WriteNote { address, note_and_bytes } => {
+                (address.wrapping_add(offset as u64), note_and_bytes.len() - offset)
+            }
             Work::Send { bytes } => ((bytes.len() as u64) << 32 | offset as u64, len),
             _ => (self.address().wrapping_add(offset as u64), len),
         }
@@ -114,7 +118,7 @@ impl Work {
             Work::Send { bytes } => bytes.len() > SEND_BYTES_MAX,
             Work::Call { bytes } => bytes.len() > payload_bytes,
             Work::WriteNote { note_and_bytes, .. } => {
-                !(NOTE_BYTES..=payload_bytes).contains(&note_and_bytes.len())
+                !(NOTE_BYTES..=NOTE_BYTES + NOTED_BYTES_MAX).contains(&note_and_bytes.len())
             }
             _ => false,
         }
@@ -139,9 +143,14 @@ impl Work {
         }
     }
 
-    /// Returns true if several packets may carry the request.
-    pub(super) fn is_divisible(&self) -> bool {
-        matches!(self, Work::Read { .. } | Work::Write { .. } | Work::Send { .. })
+    /// Returns the number of bytes of the request that a packet with up to `payload_bytes` of payload carries;
+    /// `usize::MAX` if one packet carries the whole request.
+    pub(super) fn packet_bytes(&self, payload_bytes: usize) -> usize {
+        match self {
+            Work::Read { .. } | Work::Write { .. } | Work::Send { .. } => payload_bytes,
+            Work::WriteNote { .. } => payload_bytes - NOTE_BYTES,
+            Work::FetchAdd { .. } | Work::CompareSwap { .. } | Work::Call { .. } => usize::MAX,
+        }
     }
 
     /// Returns true if the request must not be executed twice.
@@ -149,19 +158,26 @@ impl Work {
         !matches!(self, Work::Read { .. })
     }
 
-    /// Returns the payload of the packet with the bytes of `range`. `operands` is a buffer for the operands of an
-    /// atomic.
-    pub(super) fn payload<'a>(&'a self, range: Range<usize>, operands: &'a mut [u8; 16]) -> &'a [u8] {
-        let (first, second) = match self {
-            Work::Read { .. } => return &[],
-            Work::Write { bytes, .. } | Work::Send { bytes } | Work::Call { bytes } => return &bytes[range],
-            Work::WriteNote { note_and_bytes, .. } => return &note_and_bytes[range],
-            Work::FetchAdd { add, .. } => (*add, 0),
-            Work::CompareSwap { expected, new, .. } => (*expected, *new),
+    /// Writes the payload of the packet with the bytes of `range` to `target`, and returns its length.
+    pub(super) fn write_payload(&self, range: Range<usize>, target: &mut [u8]) -> usize {
+        let mut write = |parts: [&[u8]; 2]| {
+            let (begin, len) = (parts[0].len(), parts[0].len() + parts[1].len());
+            target[..begin].copy_from_slice(parts[0]);
+            target[begin..len].copy_from_slice(parts[1]);
+            len
         };
-        operands[..8].copy_from_slice(&first.to_be_bytes());
-        operands[8..].copy_from_slice(&second.to_be_bytes());
-        &operands[range]
+        match self {
+            Work::Read { .. } => 0,
+            Work::Write { bytes, .. } | Work::Send { bytes } | Work::Call { bytes } => {
+                write([&bytes[range], &[]])
+            }
+            Work::WriteNote { note_and_bytes, .. } => {
+                let (note, bytes) = note_and_bytes.split_at(NOTE_BYTES);
+                write([note, &bytes[range]])
+            }
+            Work::FetchAdd { add, .. } => write([&add.to_be_bytes(), &[]]),
+            Work::CompareSwap { expected, new, .. } => write([&expected.to_be_bytes(), &new.to_be_bytes()]),
+        }
     }
 }
 
@@ -204,8 +220,8 @@ pub enum PostError {
     TooLong,
     /// The message, or the bytes of a write with a note, exceed their maximum.
     #[error(
-        "the message is too long: a call or a write with a note may have {packet_bytes_max} bytes, a message \
-         {SEND_BYTES_MAX}; write longer data to memory"
+        "the message is too long: a call may have {packet_bytes_max} bytes, a message {SEND_BYTES_MAX}, and a write with a \
+         note {NOTED_BYTES_MAX}; write longer data to memory"
     )]
     MessageTooLong {
         /// Maximum payload of a packet of this requester.

@@ -185,6 +185,43 @@ fn a_message_arrives_after_the_writes_before_it() {
     }
 }
 
+/// A write with an immediate takes one round trip, also if it is long.
+#[test]
+fn a_long_write_is_reported_once_after_all_its_bytes() {
+    for (faults, len) in [(0, 10_000), (10, 10_000), (10, 600_000)] {
+        let mut world = World { faults, ..World::new() };
+        let post = |world: &mut World, round: u8| {
+            let operation = Operation::Write {
+                source: Source::Inline(vec![round; len]),
+                remote: Remote { rkey: 0, address: 0 },
+                imm: Some(round.into()),
+            };
+            world.post(round.into(), operation);
+        };
+        post(&mut world, 1);
+        while world.step() {}
+        assert_eq!(world.completed(), [1]);
+        assert!(matches!(world.peer.poll_event(), Some(Event::Notified { imm: 1, .. })));
+        (2..=20).for_each(|round| post(&mut world, round));
+        if faults == 0 {
+            assert_eq!(world.send().len(), len.div_ceil(PAYLOAD_BYTES_FIRST - 8), "one round trip");
+        }
+        let mut reported = 1;
+        while world.step() {
+            while let Some(event) = world.peer.poll_event() {
+                reported += 1;
+                assert!(
+                    matches!(event, Event::Notified { imm, .. } if imm == u32::from(reported)),
+                    "{event:?}"
+                );
+                let written = &world.theirs.0.borrow()[..len];
+                assert!(written.iter().all(|byte| *byte >= reported), "round {reported}");
+            }
+        }
+        assert_eq!((reported, world.completed().len()), (20, 19));
+    }
+}
+
 /// The path MTU becomes known while requests are under way. Longer packets have the same room in the window.
 #[test]
 fn packets_become_as_long_as_the_path_permits() {

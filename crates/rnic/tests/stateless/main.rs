@@ -1,5 +1,6 @@
 //! Stateless pairs: each request takes effect at most once, despite lost, repeated and late packets.
 
+mod acks;
 mod lane;
 mod orders;
 
@@ -7,9 +8,9 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 
 use halite_rnic::stateless::{
-    AnswerError, Done, EFFECT_LIFE_NS, NOTE_BYTES, OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome,
-    Outcome, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, PostError, Requester, Responder, Rights, SEND_BYTES_MAX,
-    ServerClock, Target, Work,
+    AnswerError, Done, EFFECT_LIFE_NS, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, Order, OrderDone,
+    OrderKind, OrderOutcome, Outcome, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, PostError, Requester,
+    Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -704,7 +705,8 @@ fn messages_beyond_their_maximum_are_refused() {
     let bytes = vec![0; PAYLOAD_BYTES_FIRST + 1];
     let note = |len| Work::WriteNote { address: 0, note_and_bytes: vec![0; len] };
     let send = Work::Send { bytes: vec![0; SEND_BYTES_MAX + 1] };
-    for work in [send, Work::Call { bytes }, note(PAYLOAD_BYTES_FIRST + 1), note(NOTE_BYTES - 1)] {
+    let longest = NOTE_BYTES + NOTED_BYTES_MAX;
+    for work in [send, Work::Call { bytes }, note(longest + 1), note(NOTE_BYTES - 1)] {
         let packet_bytes_max = PAYLOAD_BYTES_FIRST;
         assert_eq!(world.requester.post(1, work), Err(PostError::MessageTooLong { packet_bytes_max }));
     }

@@ -76,7 +76,10 @@ impl Transport {
     ) -> Option<usize> {
         match self {
             Transport::QueuePair(queue_pair) => queue_pair.poll_transmit(now_ns, memory, buffer),
-            Transport::Stateless(lane, clock) => lane.poll_transmit(now_ns, clock, memory, buffer),
+            Transport::Stateless(lane, clock) => {
+                let request = lane.poll_transmit(now_ns, clock, memory, buffer);
+                request.or_else(|| lane.poll_answer(buffer))
+            }
         }
     }
 
@@ -154,25 +157,32 @@ impl Net {
         self.drive(to);
     }
 
-    /// Executes a request of the peer, and writes the answer. Returns its length; `None` if there is no answer.
+    /// Executes a request of the peer, and writes the answer. Returns the answer's length, 0 if the next transmission sends
+    /// it; `None` without an answer.
     fn answer(&mut self, to: u32, at_ns: u64, body: &[u8], answer: &mut [u8]) -> Option<usize> {
         let (_, from) = self.hosts_of(to);
         let endpoint = self.ends[self.end_of(to)].endpoint as usize;
         let Endpoint { segments, responder, clock_offset_ns, .. } = &mut self.endpoints[endpoint];
         let lane = self.lanes[to as usize].as_deref_mut()?;
         let view = View { segments, keys_usable: u32::MAX, held: &lane.held, word: None };
-        let (Transport::Stateless(stateless, _), Some(responder)) = (&mut lane.transport, responder) else {
+        let (Transport::Stateless(stateless, clock), Some(responder)) = (&mut lane.transport, responder) else {
             return None;
         };
         if stateless.has_ended() {
             return None;
         }
-        let at_ns = at_ns + *clock_offset_ns;
-        let len = responder.handle_packet(at_ns, address(from), body, &view, answer)?;
+        let executed = responder.execute(at_ns + *clock_offset_ns, address(from), body, &view, answer)?;
         if let Some(message) = responder.poll_message() {
             stateless.handle_message(message);
         }
-        Some(len)
+        if let Some(ack) = executed.acknowledged {
+            stateless.handle_ack(at_ns, clock, ack, &view);
+        }
+        if executed.has_payload() {
+            return Some(executed.seal(answer));
+        }
+        stateless.hold_answer(executed);
+        Some(0)
     }
 
     /// Passes an answer to the requester. Returns true if the answer is authentic.

@@ -1,11 +1,10 @@
 //! The steps of a stateless lane: what [`super::super::stateless`] needs from the connection, the socket and the memory.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use halite_rnic::stateless::{Lane as StatelessLane, OVERHEAD_BYTES, PACKET_BYTES_MAX, PART_BYTES_MAX};
+use halite_rnic::stateless::{Lane as StatelessLane, PACKET_BYTES_MAX, PART_BYTES_MAX};
 use halite_rnic::wire::Flow;
 use halite_rnic::wire::path_eth::packet_bytes_max;
 
@@ -15,9 +14,6 @@ use super::super::memory::View;
 use super::super::port::Port;
 use super::super::stateless::{grant_of, grants_of};
 use super::{Connection, Lane, LaneContext, Waiting};
-
-/// Answers without bytes, which acknowledge a write or a message.
-pub(super) type Answers = VecDeque<[u8; OVERHEAD_BYTES]>;
 
 /// Length in bytes at which a train leaves, so that the peer checks its tags while this end computes those of the next
 /// one. Of 16, 24, 32, 48 and 64 KiB, 24 is the fastest for 64 KiB on loopback.
@@ -97,8 +93,9 @@ impl Lane {
         mut packets: impl Iterator<Item = (u64, &'p [u8])>,
         holds: bool,
     ) -> u64 {
-        let Lane { stateless: Some(stateless), answers, held, singly_until_ns, .. } = self else { return 0 };
-        let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
+        let Lane { stateless: Some(stateless), held, singly_until_ns, .. } = self else { return 0 };
+        let Connection { outwards, address, own_address, salt, port_use, clock, .. } = connection;
+        let Some(clock) = clock else { return 0 };
         let view = View { registered: context.registered, salt: *salt, held };
         let ends = (*own_address, *address);
         let singly = context.now_ns < *singly_until_ns;
@@ -111,16 +108,21 @@ impl Lane {
                 if stateless.has_ended() {
                     return None;
                 }
-                let len = responder.handle_packet(arrived_ns, from, body, &view, buffer)?;
+                let executed = responder.execute(arrived_ns, from, body, &view, buffer);
+                // A reference, because a move of the answer costs as much as its tag.
+                let answer = executed.as_ref()?;
                 handled += 1;
                 if let Some(message) = responder.poll_message() {
                     stateless.handle_message(message);
                 }
-                if holds && let Some(answer) = buffer[..len].first_chunk().filter(|_| len == OVERHEAD_BYTES) {
-                    answers.push_back(*answer);
+                if let Some(ack) = answer.acknowledged {
+                    stateless.handle_ack(arrived_ns, &mut lock(clock), ack, &view);
+                }
+                if holds && !answer.has_payload() {
+                    stateless.hold_answer(executed?);
                     return None;
                 }
-                Some(len)
+                Some(answer.seal(buffer))
             })
         };
         let refused = send_trains(port_use.port(), outwards, ends, singly, answer);
@@ -172,9 +174,8 @@ impl Lane {
             has_sent |= len.is_some();
             // Answers are shorter than requests, so both fit into one train.
             len.or_else(|| {
-                let answer = if has_sent || !holds_answers { self.answers.pop_front() } else { None };
-                buffer[..OVERHEAD_BYTES].copy_from_slice(&answer?);
-                Some(OVERHEAD_BYTES)
+                let sends_answers = has_sent || !holds_answers;
+                self.stateless.as_mut().filter(|_| sends_answers)?.poll_answer(buffer)
             })
         };
         let refused = send_trains(port_use.port(), outwards, ends, singly, next);
