@@ -179,6 +179,8 @@ where
     let upright = ("sans-serif", SMALL).into_font().transform(FontTransform::Rotate90);
     let style = upright.color(&BLACK.mix(0.5));
     let names = plot.marks.iter().filter(|(x, _)| is_drawn(plot, *x, top));
+    let lines = names.clone().map(|(x, _)| PathElement::new([(*x, 0.0), (*x, top)], BLACK.mix(0.15)));
+    chart.draw_series(lines)?;
     // A rotated text lies to the left of its position.
     let beside = (SMALL as i32 + 2, 4);
     chart.draw_series(

@@ -165,7 +165,8 @@ impl Net {
         let Endpoint { segments, responder, clock_offset_ns, .. } = &mut self.endpoints[endpoint];
         let lane = self.lanes[to as usize].as_deref_mut()?;
         let view = View { segments, keys_usable: u32::MAX, held: &lane.held, word: None };
-        let (Transport::Stateless(stateless, clock), Some(responder)) = (&mut lane.transport, responder) else {
+        let (Transport::Stateless(stateless, clock), Some(responder)) = (&mut lane.transport, responder)
+        else {
             return None;
         };
         if stateless.has_ended() {
