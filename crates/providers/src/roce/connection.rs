@@ -37,7 +37,7 @@ use super::{INLINE_BYTES_MAX, LANES, SEND_BYTES_MAX, lock, read};
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: PeerId,
-    /// Token of the control socket of the connection. When this socket hangs up, the other end has gone.
+    /// Token of the connection's control socket. When this socket hangs up, the peer has ended the connection.
     pub(super) token: u64,
     pub(super) address: SocketAddr,
     /// Source address and port of packets to the peer.
@@ -54,21 +54,21 @@ pub(super) struct Connection {
     pub(super) their_qpns: Vec<Qpn>,
     /// The estimate of the responder's clock that stateless lanes share; `None` if the lanes are stateful.
     clock: Option<Mutex<ServerClock>>,
-    /// The reason why the lanes are stateless or not.
+    /// The reason why the lanes are stateless or stateful.
     responder_reason: &'static str,
     outwards: Flow,
     inwards: Flow,
     /// Salt of local keys in the peer's packets.
     salt: u32,
     /// Salt of the peer's keys in local packets.
-    their_salt: u32,
+    peer_salt: u32,
     lanes: Box<[Mutex<Lane>]>,
     /// Data of the connected event, until both ends are ready: the peer's hello, and the dialled address.
-    greeting: Mutex<Option<(Vec<u8>, Option<String>)>>,
+    connected_data: Mutex<Option<(Vec<u8>, Option<String>)>>,
     /// True once both ends are ready and the connected event is queued.
     is_up: AtomicBool,
-    /// True once the connection is closing: it accepts no posts, and ends when all posted requests have completed.
-    is_leaving: AtomicBool,
+    /// True once the connection is closing: it refuses posts, and ends when all posted requests have completed.
+    is_closing: AtomicBool,
     has_ended: AtomicBool,
     /// True if this end dialled another host, which has not yet answered a probe.
     awaits_answer: AtomicBool,
@@ -77,20 +77,20 @@ pub(super) struct Connection {
     /// True once a path probe or an answer to one has arrived.
     is_probed: AtomicBool,
     /// Events before the connection is up; at most one per outstanding request of the peer.
-    early: Mutex<Vec<Event>>,
+    early_events: Mutex<Vec<Event>>,
     /// Unacknowledged packets that the peer sent in its last message.
-    last: Mutex<Vec<Vec<u8>>>,
+    last_packets: Mutex<Vec<Vec<u8>>>,
     /// The first known reason for the end of the connection.
     end_reason: Mutex<Option<String>>,
-    /// True once probing of the path MTU has begun.
-    has_begun_path: AtomicBool,
-    /// True once the lanes know how long the handshake took.
-    has_told_round_trip: AtomicBool,
+    /// True once path MTU discovery has started.
+    has_started_path_discovery: AtomicBool,
+    /// True once the lanes know the duration of the handshake.
+    has_taken_round_trip: AtomicBool,
     translated: Translated,
     /// Time of the last packet from the peer, in ns.
     pub(super) heard_ns: AtomicU64,
-    /// Time in ns at which this end knew the offers of both ends.
-    pub(super) met_ns: u64,
+    /// Time in ns at which this end learned the second of the two offers.
+    pub(super) offers_known_ns: u64,
 }
 
 /// A queue pair, and references to the memory that its requests use.
@@ -102,17 +102,17 @@ pub(super) struct Lane {
     stateless: Option<StatelessLane>,
     /// Requests that wait for their flow's turn.
     backlog: Backlog<Waiting>,
-    /// Ids of the writes that leave in parts and have not completed. True if the completion has been reported, because a
-    /// part has failed; then the other parts complete, too.
+    /// Ids of the writes that leave in parts and have not completed. True if the completion has been reported, because
+    /// a part has failed; then the other parts complete, too.
     divided: HashMap<u64, bool>,
     /// True after a post failed because the queue was full.
-    wants_room: bool,
+    awaits_room: bool,
     timeouts: Timeouts,
     /// Number of the first packet, which is random.
     first_psn: Psn,
     /// Time until which packets are sent one by one instead of in trains, in ns.
     singly_until_ns: u64,
-    /// Number of trains that the system refused, and of times that the path seemed to drop them.
+    /// Number of trains that the system refused, plus the number of times that the path seemed to drop trains.
     trains_refused: u64,
 }
 
@@ -133,7 +133,8 @@ impl Waiting {
         is_write && self.request.signalled
     }
 
-    /// Removes the first `bytes` bytes of a divisible request. Returns them as a request that completes only if it fails.
+    /// Removes the first `bytes` bytes of a divisible request. Returns them as a request that completes only if it
+    /// fails.
     fn divide(&mut self, bytes: u64) -> Waiting {
         let mut part = self.clone();
         part.request.signalled = false;
@@ -172,68 +173,65 @@ impl Connection {
         peer: PeerId,
         token: u64,
         config: &Config,
-        ours: &Offer,
-        theirs: &Offer,
+        own_offer: &Offer,
+        peer_offer: &Offer,
         port_use: Arc<PortUse>,
         now_ns: u64,
     ) -> Connection {
-        let (is_stateless, responder_reason) = agree(ours, theirs);
-        let lane_count = if is_stateless { LANES } else { ours.lanes_with(theirs) };
+        let (is_stateless, responder_reason) = agree(own_offer, peer_offer);
+        let lane_count = if is_stateless { LANES } else { own_offer.lanes_with(peer_offer) };
         let lane = |index: usize| {
-            let (own, their) = (ours.lane(index), theirs.lane(index));
+            let (own, peer) = (own_offer.lane(index), peer_offer.lane(index));
             let mut qp = QueuePair::new(config.clone(), own.qpn, own.psn);
-            qp.ready_to_receive(their.qpn, their.psn);
+            qp.ready_to_receive(peer.qpn, peer.psn);
             qp.ready_to_send();
             // The fabric delivers arrivals at once, so there is always room.
             qp.add_receives(u32::MAX);
-            let (timeouts, singly_until_ns, trains_refused) = (Timeouts::default(), 0, 0);
-            let (held, backlog, wants_room) = (Held::default(), Backlog::default(), false);
-            let divided = HashMap::new();
             Mutex::new(Lane {
                 qp,
-                held,
+                held: Held::default(),
                 stateless: is_stateless.then(StatelessLane::default),
-                backlog,
-                divided,
-                wants_room,
-                timeouts,
+                backlog: Backlog::default(),
+                divided: HashMap::new(),
+                awaits_room: false,
+                timeouts: Timeouts::default(),
                 first_psn: own.psn,
-                singly_until_ns,
-                trains_refused,
+                singly_until_ns: 0,
+                trains_refused: 0,
             })
         };
         Connection {
             peer,
             token,
-            address: theirs.address,
-            own_address: ours.address,
+            address: peer_offer.address,
+            own_address: own_offer.address,
             port_use,
             mtu: config.mtu,
             selective: config.selective,
-            qpns: ours.qpns(),
-            their_qpns: (0..lane_count).map(|index| theirs.lane(index).qpn).collect(),
+            qpns: own_offer.qpns(),
+            their_qpns: (0..lane_count).map(|index| peer_offer.lane(index).qpn).collect(),
             clock: is_stateless.then(Mutex::default),
             responder_reason,
-            outwards: Flow::new(ours.address, theirs.address),
-            inwards: Flow::new(theirs.address, ours.address),
-            salt: ours.salt,
-            their_salt: theirs.salt,
+            outwards: Flow::new(own_offer.address, peer_offer.address),
+            inwards: Flow::new(peer_offer.address, own_offer.address),
+            salt: own_offer.salt,
+            peer_salt: peer_offer.salt,
             lanes: (0..lane_count).map(lane).collect(),
-            greeting: Mutex::new(None),
+            connected_data: Mutex::new(None),
             is_up: AtomicBool::new(false),
-            is_leaving: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             awaits_answer: AtomicBool::new(false),
             is_ready: AtomicBool::new(false),
             is_probed: AtomicBool::new(false),
-            early: Mutex::new(Vec::new()),
-            last: Mutex::new(Vec::new()),
+            early_events: Mutex::default(),
+            last_packets: Mutex::default(),
             end_reason: Mutex::default(),
-            has_begun_path: AtomicBool::new(false),
-            has_told_round_trip: AtomicBool::new(false),
+            has_started_path_discovery: AtomicBool::new(false),
+            has_taken_round_trip: AtomicBool::new(false),
             translated: Translated::default(),
             heard_ns: AtomicU64::new(now_ns),
-            met_ns: now_ns,
+            offers_known_ns: now_ns,
         }
     }
 
@@ -283,19 +281,19 @@ impl Connection {
 
     /// Stores the data of the connected event until both ends are ready.
     pub(super) fn store_hello(&self, hello: Vec<u8>, dialled: Option<String>) {
-        *lock(&self.greeting) = Some((hello, dialled));
+        *lock(&self.connected_data) = Some((hello, dialled));
     }
 
     /// Marks both ends as ready, unless the connection has ended. The first call returns the data of the connected
     /// event, later calls `None`.
     pub(super) fn bring_up(&self) -> Option<(Vec<u8>, Option<String>)> {
-        let mut greeting = lock(&self.greeting);
+        let mut connected_data = lock(&self.connected_data);
         if self.is_up() || self.has_ended.load(Relaxed) {
             return None;
         }
         // Pairs with the Acquire in is_up().
         self.is_up.store(true, Release);
-        greeting.take()
+        connected_data.take()
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -315,29 +313,29 @@ impl Connection {
         self.is_ready.load(SeqCst)
     }
 
-    /// Returns the queue for the connection's events: `events`, or the early events, which wait until the connected event
-    /// is in `events`.
+    /// Returns the queue for the connection's events: `events`, or the early events, which wait until the connected
+    /// event is in `events`.
     fn queue<'q>(&'q self, events: &'q Events) -> MutexGuard<'q, Vec<Event>> {
         // The connection comes up under this lock.
         let events = events.lock();
-        if self.is_up() { events } else { lock(&self.early) }
+        if self.is_up() { events } else { lock(&self.early_events) }
     }
 
-    pub(super) fn take_early(&self) -> Vec<Event> {
-        std::mem::take(&mut *lock(&self.early))
+    pub(super) fn take_early_events(&self) -> Vec<Event> {
+        std::mem::take(&mut *lock(&self.early_events))
     }
 
-    /// Returns true once, when path MTU discovery must begin: the connection is up, or it comes up only after the peer
+    /// Returns true once, when path MTU discovery must start: the connection is up, or it comes up only after the peer
     /// has answered a path probe.
-    pub(super) fn begins_path(&self) -> bool {
-        (self.is_up() || self.awaits_answer()) && !self.has_begun_path.swap(true, Relaxed)
+    pub(super) fn starts_path_discovery(&self) -> bool {
+        (self.is_up() || self.awaits_answer()) && !self.has_started_path_discovery.swap(true, Relaxed)
     }
 
     /// Returns an upper bound of the round trip in ns, once, when the connection is up: the time since this end learned
     /// both offers, because the peer has answered this end since.
     pub(super) fn take_round_trip_ns(&self, now_ns: u64) -> Option<u64> {
-        let takes = self.is_up() && !self.has_told_round_trip.swap(true, Relaxed);
-        takes.then(|| now_ns.saturating_sub(self.met_ns))
+        let is_first = self.is_up() && !self.has_taken_round_trip.swap(true, Relaxed);
+        is_first.then(|| now_ns.saturating_sub(self.offers_known_ns))
     }
 
     /// Keeps the connection down until the peer answers a path probe.
@@ -358,18 +356,18 @@ impl Connection {
                 return None;
             }
             let mtu = lane.qp.path_mtu();
-            found = Some(found.map_or(mtu, |least: Mtu| least.min(mtu)));
+            found = Some(found.map_or(mtu, |smallest: Mtu| smallest.min(mtu)));
         }
         found
     }
 
-    pub(super) fn leave(&self) {
-        self.is_leaving.store(true, Release);
+    pub(super) fn start_closing(&self) {
+        self.is_closing.store(true, Release);
     }
 
-    pub(super) fn is_leaving(&self) -> bool {
-        // Pairs with the Release in leave().
-        self.is_leaving.load(Acquire)
+    pub(super) fn is_closing(&self) -> bool {
+        // Pairs with the Release in start_closing().
+        self.is_closing.load(Acquire)
     }
 
     /// Returns true if no posted request is outstanding on any lane.
@@ -379,11 +377,15 @@ impl Connection {
 
     /// Returns the packets that the peer still needs to execute all posted requests. Returns `None` if the packets of a
     /// lane exceed `bytes_max` bytes, or if a request needs a completion; see [`QueuePair::rest`].
-    pub(super) fn rest(&self, registered: &Registered, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
+    pub(super) fn unacknowledged_packets(
+        &self,
+        registered: &Registered,
+        bytes_max: usize,
+    ) -> Option<Vec<Vec<u8>>> {
         let mut packets = Vec::new();
         for lane in self.lanes() {
-            let waits = lane.stateless.as_ref().is_some_and(|stateless| stateless.posted() > 0);
-            if !lane.backlog.is_empty() || waits {
+            let has_stateless = lane.stateless.as_ref().is_some_and(|stateless| stateless.posted() > 0);
+            if !lane.backlog.is_empty() || has_stateless {
                 return None;
             }
             let view = View { registered, salt: self.salt, held: &lane.held };
@@ -392,8 +394,8 @@ impl Connection {
         Some(packets)
     }
 
-    /// Records why the connection ends, unless an earlier reason is known.
-    pub(super) fn note_end(&self, reason: String) {
+    /// Records the reason why the connection ends, unless an earlier reason is known.
+    pub(super) fn record_end_reason(&self, reason: String) {
         lock(&self.end_reason).get_or_insert(reason);
     }
 
@@ -403,7 +405,7 @@ impl Connection {
 
     /// Stores the packets of the peer's last message.
     pub(super) fn store_last_packets(&self, packets: Vec<Vec<u8>>) {
-        *lock(&self.last) = packets;
+        *lock(&self.last_packets) = packets;
     }
 
     /// Handles the packets of the peer's last message, unless the connection has ended.
@@ -413,7 +415,7 @@ impl Connection {
             return;
         }
         let mut outcome = Outcome::default();
-        for packet in std::mem::take(&mut *lock(&self.last)) {
+        for packet in std::mem::take(&mut *lock(&self.last_packets)) {
             let Ok(packet) = Packet::parse(&packet) else { continue };
             // Reserved numbers have no lane.
             let mut qpns = self.qpns.iter().take(lanes.len());
@@ -424,13 +426,13 @@ impl Connection {
     }
 
     /// Ends the connection, unless it has already ended: completes all posted requests, and stops the peer's access to
-    /// memory. Queues the last events; the disconnected event is the last one of the peer. `exited` is true if the peer's
-    /// process has exited.
+    /// memory. Queues the last events; the disconnected event is the last one of the peer. `exited` is true if the
+    /// peer's process has exited.
     pub(super) fn end(&self, exited: bool, events: &Events) -> bool {
         let mut lanes: Vec<_> = self.lanes().collect();
         let was_up = {
             // The lock orders this with `bring_up`, which does nothing after the end.
-            let _greeting = lock(&self.greeting);
+            let _connected_data = lock(&self.connected_data);
             if self.has_ended.swap(true, Relaxed) {
                 return false;
             }
@@ -442,7 +444,7 @@ impl Connection {
             if let Some(stateless) = &mut lane.stateless {
                 stateless.close();
             }
-            lane.wants_room = false;
+            lane.awaits_room = false;
             lane.drain(self, events, &mut outcome);
             lane.flush_backlog(self, events);
         }
@@ -456,8 +458,8 @@ impl Connection {
 
 /// Steps of a lane; the caller holds its lock.
 impl Lane {
-    /// Posts a request of a flow, or returns the reason why the lane refuses the request. A request of flow 0 does not wait
-    /// for a turn.
+    /// Posts a request of a flow, or returns the reason why the lane refuses the request. A request of flow 0 does not
+    /// wait for a turn.
     pub(super) fn post(
         &mut self,
         connection: &Connection,
@@ -465,14 +467,14 @@ impl Lane {
         flow: u32,
         request: &WorkRequest<'_>,
     ) -> Result<(), PostCause> {
-        if !connection.is_up() || connection.is_leaving() || connection.has_ended.load(Relaxed) {
+        if !connection.is_up() || connection.is_closing() || connection.has_ended.load(Relaxed) {
             return Err(PostCause::NotConnected);
         }
         let (operation, window) = self.convert(connection, registered, &request.operation)?;
         let WorkRequest { id, signalled, solicited, .. } = *request;
         let waiting = Waiting { request: Request { id: id.0, operation, signalled, solicited }, window };
         if self.outstanding() >= QUEUE_MAX {
-            self.wants_room = true;
+            self.awaits_room = true;
             return Err(PostCause::QueueFull);
         }
         let bytes = u64::from(waiting.request.operation.len_bytes());
@@ -498,7 +500,7 @@ impl Lane {
             self.held.pop();
             match error {
                 PostError::QueueFull => {
-                    self.wants_room = true;
+                    self.awaits_room = true;
                     PostCause::QueueFull
                 }
                 PostError::NotReady => PostCause::NotConnected,
@@ -597,7 +599,7 @@ impl Lane {
         operation: &Operation<'_>,
     ) -> Result<(RnicOperation, Option<Window>), PostCause> {
         let remote = |remote: halite_fabric::RemoteAddress| Remote {
-            rkey: remote.key.0 ^ connection.their_salt,
+            rkey: remote.key.0 ^ connection.peer_salt,
             address: remote.offset,
         };
         let write = |local: &Local<'_>, to, imm| -> Result<_, PostCause> {
@@ -662,7 +664,7 @@ impl Lane {
     }
 
     /// Starts path MTU discovery.
-    pub(super) fn find_path(&mut self, now_ns: u64) {
+    pub(super) fn start_path_discovery(&mut self, now_ns: u64) {
         self.qp.find_path(now_ns);
     }
 
@@ -720,7 +722,7 @@ impl Lane {
         self.qp.has_heard_requests()
     }
 
-    /// Returns true if the peer has begun to send after a long silence since the last call.
+    /// Returns true if the peer has resumed sending after a long silence, since the last call.
     pub(super) fn take_has_begun(&mut self) -> bool {
         self.qp.take_has_begun()
     }
@@ -763,12 +765,13 @@ impl Lane {
                     continue;
                 }
             };
-            let is_end = !matches!(kind, CompletionKind::Received { .. } | CompletionKind::Notified { .. });
-            outcome.rings |= is_end;
+            let is_arrival =
+                matches!(kind, CompletionKind::Received { .. } | CompletionKind::Notified { .. });
+            outcome.rings |= !is_arrival;
             report(Event::Completed(Completion { peer, status, kind }));
         }
-        if self.wants_room && outcome.broken.is_none() && self.outstanding() <= ROOM_AT {
-            self.wants_room = false;
+        if self.awaits_room && outcome.broken.is_none() && self.outstanding() <= ROOM_AT {
+            self.awaits_room = false;
             outcome.rings = true;
             report(Event::Room { peer });
         }
@@ -795,13 +798,13 @@ impl Lane {
 /// The recent timeouts, and the counters at the last of them.
 #[derive(Default, Debug)]
 struct Timeouts {
-    /// Timeouts between which only single packets passed.
-    counted: u32,
+    /// Number of consecutive timeouts between which only single packets passed.
+    suspicious: u32,
     arrived: u64,
     new_sent: u64,
 }
 
-/// Number of counted timeouts at which packets are sent one by one for [`WITHOUT_TRAINS_NS`].
+/// Number of such timeouts at which packets are sent one by one for [`WITHOUT_TRAINS_NS`].
 const TIMEOUTS_MAX: u32 = 3;
 /// Number of new packets between two timeouts that shows that the path carries trains.
 const NEW_PACKETS_MIN: u64 = 32;
@@ -811,28 +814,28 @@ const WITHOUT_TRAINS_NS: u64 = 5_000_000_000;
 impl Timeouts {
     /// Adds a timeout. Returns true if trains seem to be dropped.
     ///
-    /// A peer whose process does not run for some ms also causes timeouts, and so does a path that has become longer. But
-    /// then the window advances, or no packet arrives at all. If the path drops only trains, a timeout advances the
+    /// A peer whose process does not run for some ms also causes timeouts, and so does a path that has become longer.
+    /// But then the window advances, or no packet arrives at all. If the path drops only trains, a timeout advances the
     /// window by the single packet that it repeats, because the peer acknowledges that packet.
     fn add(&mut self, counters: &Counters) -> bool {
         let new_sent = counters.sent.saturating_sub(counters.repeated);
         if new_sent.saturating_sub(self.new_sent) >= NEW_PACKETS_MIN {
-            self.counted = 0;
+            self.suspicious = 0;
         } else if counters.arrived > self.arrived {
-            self.counted += 1;
+            self.suspicious += 1;
         }
         (self.arrived, self.new_sent) = (counters.arrived, new_sent);
-        self.counted >= TIMEOUTS_MAX
+        self.suspicious >= TIMEOUTS_MAX
     }
 }
 
 /// Maximum number of outstanding requests of a lane.
 pub(super) const QUEUE_MAX: usize = 1024;
-/// Time in which the path delivers one part of a long write, in ns. A short request waits for the end of one part.
+/// Time in which the path delivers one part of a long write, in ns. A short request waits for at most one part.
 const PART_NS: u64 = 50_000;
 /// Minimum number of packets of a part.
 const PART_PACKETS_MIN: u64 = 4;
-/// Number of outstanding requests at which a poster that found the queue full gets the room event.
+/// Number of outstanding requests at or below which a poster that found the queue full gets the room event.
 const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
 
 /// Returns the window of a local key, if it contains these bytes.
@@ -863,7 +866,7 @@ fn status_of(status: RnicStatus) -> Status {
 mod tests {
     use super::*;
 
-    /// Adds timeouts, each after `sent` new and `arrived` arriving packets. Returns true if one ends the use of trains.
+    /// Adds timeouts, each after `sent` new packets and `arrived` arrivals. Returns true if one ends the use of trains.
     fn ends_trains(timeouts: u64, sent: u64, arrived: u64) -> bool {
         let mut recorded = Timeouts::default();
         (1..=timeouts).any(|n| {

@@ -16,22 +16,22 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::Timespec;
 
 use super::connection::Connection;
+use super::control_socket::{ControlEvent, ControlSocket};
 use super::greeting::{LaneOffer, Message, Offer};
-use super::line::{Line, LineEvent};
 use super::ports::PortUse;
 use super::{Hosts, LANES, Mtu, RoceConfig};
 use crate::meeting::Listener;
 use crate::refusals::Refusals;
 
-/// First epoll token of the listeners; the tokens of links follow those of the listeners.
-const LISTENER: u64 = 0;
-const PORT: u64 = 1;
+/// Epoll tokens of the listeners; the tokens of links follow.
+const UNIX_LISTENER: u64 = 0;
+const TCP_LISTENER: u64 = 1;
 /// Maximum number of events that one poll handles; the next poll handles the rest.
 const EVENTS_MAX: usize = 16;
 /// Maximum number of incoming connections that have not yet proven knowledge of the secret: in all, and from one
 /// network (see [`network_of`]).
-const STRANGERS_MAX: usize = 64;
-const STRANGERS_FROM_ONE_MAX: usize = 8;
+const UNAUTHENTICATED_MAX: usize = 64;
+const UNAUTHENTICATED_PER_NETWORK_MAX: usize = 8;
 /// Initial and maximum pause before redialling a host that hung up. The pause doubles each time. Half of the pause is
 /// random, so that hosts disconnected together do not redial together.
 const REDIAL_NS: u64 = 10_000_000;
@@ -45,8 +45,8 @@ pub(super) struct Control {
     hosts: Option<Hosts>,
     epoll: Arc<OwnedFd>,
     links: BTreeMap<u64, Link>,
-    tokens: u64,
-    attempts: u64,
+    token_last: u64,
+    attempt_last: u64,
     /// This end's queue pair numbers in use.
     qpns: BTreeSet<u32>,
     /// Connections whose handshake failed, and which the caller of [`Control::take_failed`] ends.
@@ -55,15 +55,15 @@ pub(super) struct Control {
     postponed: Vec<(u64, Attempt)>,
     pub(super) refusals: Refusals,
     /// True after a warning that the secrets cannot be read, so that the warning is logged only once.
-    has_warned_of_secrets: bool,
+    has_warned_about_secrets: bool,
 }
 
 /// An accepted connection.
 pub(super) enum Accepted {
     /// A connection from a process of this host.
-    Line(Line),
+    SameHost(ControlSocket),
     /// A TCP connection from another host, with the address of that host.
-    Stranger(TcpStream, IpAddr),
+    OtherHost(TcpStream, IpAddr),
 }
 
 /// Returns the network that counts as one sender: the IPv4 address itself, or the 64-bit prefix of an IPv6 address.
@@ -77,9 +77,9 @@ fn network_of(address: IpAddr) -> IpAddr {
 /// A control connection to one other end, and the state of its handshake.
 #[derive(Debug)]
 pub(super) struct Link {
-    line: Line,
+    socket: ControlSocket,
     /// True if epoll watches the socket for room to send.
-    is_writing: bool,
+    watches_writable: bool,
     pub(super) handshake: Handshake,
 }
 
@@ -107,41 +107,41 @@ pub(super) struct Attempt {
     /// The address as the caller of [`halite_fabric::Fabric::connect`] gave it.
     pub(super) address: String,
     pub(super) hello: Vec<u8>,
-    /// Address of this link; `None` for a socket of this host.
-    pub(super) at: Option<SocketAddr>,
+    /// Address that this link dials; `None` for a socket of this host.
+    pub(super) target: Option<SocketAddr>,
     /// Start of the attempt, in ns.
-    pub(super) begun_ns: u64,
-    /// Number of times that the host has hung up since the start.
+    pub(super) start_ns: u64,
+    /// Number of hang-ups of the host since the start.
     pub(super) hang_ups: u32,
-    /// Addresses that are still to be dialled.
-    pub(super) rest: VecDeque<SocketAddr>,
-    /// Time in ns from which the fabric dials the next of `rest` in parallel.
-    pub(super) next_ns: u64,
+    /// Addresses that the fabric has not dialled yet, in order.
+    pub(super) remaining: VecDeque<SocketAddr>,
+    /// Time in ns from which the fabric dials the next of `remaining` in parallel.
+    pub(super) next_dial_ns: u64,
 }
 
 impl Control {
     pub(super) fn new(dir: &Path, name: &str, hosts: Option<&Hosts>) -> io::Result<Control> {
         let listener = Listener::bind(dir, name)?;
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(UNIX_LISTENER), epoll::EventFlags::IN)?;
         for port in hosts.iter().flat_map(|hosts| &hosts.ports) {
-            epoll::add(&epoll, port, epoll::EventData::new_u64(PORT), epoll::EventFlags::IN)?;
+            epoll::add(&epoll, port, epoll::EventData::new_u64(TCP_LISTENER), epoll::EventFlags::IN)?;
         }
         let (hosts, links, qpns) = (hosts.cloned(), BTreeMap::new(), BTreeSet::new());
-        let (tokens, failed, postponed) = (PORT, Vec::new(), Vec::new());
+        let (failed, postponed) = (Vec::new(), Vec::new());
         let (listener, refusals) = (Some(listener), Refusals::default());
         Ok(Control {
             listener,
             hosts,
             epoll,
             links,
-            tokens,
-            attempts: 0,
+            token_last: TCP_LISTENER,
+            attempt_last: 0,
             qpns,
             failed,
             postponed,
             refusals,
-            has_warned_of_secrets: false,
+            has_warned_about_secrets: false,
         })
     }
 
@@ -171,7 +171,7 @@ impl Control {
         };
         let unfinished: Vec<(u64, Link)> = self.links.extract_if(.., is_unfinished).collect();
         let mut attempts: Vec<Attempt> =
-            unfinished.into_iter().filter_map(|(_, link)| self.ended(link)).collect();
+            unfinished.into_iter().filter_map(|(_, link)| self.release(link)).collect();
         attempts.extend(self.postponed.drain(..).map(|(_, attempt)| attempt));
         attempts.sort_by_key(|attempt| attempt.number);
         attempts.dedup_by_key(|attempt| attempt.number);
@@ -182,13 +182,13 @@ impl Control {
         self.links.len()
     }
 
-    /// Adds a line as a new link that epoll watches, and returns its token. Fails if epoll refuses.
-    pub(super) fn add(&mut self, line: Line, handshake: Handshake) -> io::Result<u64> {
-        self.tokens += 1;
-        let token = self.tokens;
-        let is_writing = line.wants_to_write();
-        epoll::add(&self.epoll, &line, epoll::EventData::new_u64(token), interest(is_writing))?;
-        self.links.insert(token, Link { line, is_writing, handshake });
+    /// Adds a socket as a new link that epoll watches, and returns its token. Fails if epoll refuses.
+    pub(super) fn add(&mut self, socket: ControlSocket, handshake: Handshake) -> io::Result<u64> {
+        self.token_last += 1;
+        let token = self.token_last;
+        let watches_writable = socket.needs_writable();
+        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(token), interest(watches_writable))?;
+        self.links.insert(token, Link { socket, watches_writable, handshake });
         Ok(token)
     }
 
@@ -196,28 +196,28 @@ impl Control {
         self.links.get_mut(&token).map(|link| &mut link.handshake)
     }
 
-    /// Returns the address of the host at the other end of a link, if that host dialled this end.
-    pub(super) fn from(&self, token: u64) -> Option<IpAddr> {
-        self.links.get(&token)?.line.from()
+    /// Returns the address of the host that dialled a link; `None` for a link that this end dialled or of this host.
+    pub(super) fn dialler(&self, token: u64) -> Option<IpAddr> {
+        self.links.get(&token)?.socket.dialler()
     }
 
     /// Returns the local address of a link between hosts; `None` within a host.
-    pub(super) fn own_address(&self, token: u64) -> Option<IpAddr> {
-        self.links.get(&token)?.line.own_address()
+    pub(super) fn own_ip(&self, token: u64) -> Option<IpAddr> {
+        self.links.get(&token)?.socket.own_ip()
     }
 
-    /// Receives the next message of a link; returns `None` if no message has arrived.
-    pub(super) fn receive(&mut self, token: u64) -> Option<LineEvent> {
-        let event = self.links.get_mut(&token)?.line.receive();
-        self.watch(token);
+    /// Returns the next message or event of a link; `None` if none is pending.
+    pub(super) fn receive(&mut self, token: u64) -> Option<ControlEvent> {
+        let event = self.links.get_mut(&token)?.socket.receive();
+        self.update_watch(token);
         event
     }
 
     /// Sends a message over a link. If that fails, the next call of [`Control::receive`] reports the hang-up.
     pub(super) fn send(&mut self, token: u64, message: &Message) {
         if let Some(link) = self.links.get_mut(&token) {
-            let _ = link.line.send(message);
-            self.watch(token);
+            let _ = link.socket.send(message);
+            self.update_watch(token);
         }
     }
 
@@ -225,39 +225,39 @@ impl Control {
     /// so delivers it even if this process exits.
     pub(super) fn send_last(&mut self, token: u64, message: &Message) -> bool {
         let Some(link) = self.links.get_mut(&token) else { return false };
-        let is_said = link.line.send(message).is_ok() && !link.line.wants_to_write();
-        self.watch(token);
-        is_said
+        let is_sent = link.socket.send(message).is_ok() && !link.socket.needs_writable();
+        self.update_watch(token);
+        is_sent
     }
 
     /// Makes epoll watch the socket for room to send while messages are queued.
-    fn watch(&mut self, token: u64) {
+    fn update_watch(&mut self, token: u64) {
         let Some(link) = self.links.get_mut(&token) else { return };
-        let is_writing = link.line.wants_to_write();
-        if is_writing != link.is_writing {
+        let watches_writable = link.socket.needs_writable();
+        if watches_writable != link.watches_writable {
             let data = epoll::EventData::new_u64(token);
-            // The line stays in epoll until it is closed, so this cannot fail.
-            if epoll::modify(&self.epoll, &link.line, data, interest(is_writing)).is_ok() {
-                link.is_writing = is_writing;
+            // The socket stays in epoll until it is closed, so this cannot fail.
+            if epoll::modify(&self.epoll, &link.socket, data, interest(watches_writable)).is_ok() {
+                link.watches_writable = watches_writable;
             }
         }
     }
 
     /// Starts to dial a TCP port of another host.
-    pub(super) fn dial_host(&mut self, address: SocketAddr) -> io::Result<Line> {
+    pub(super) fn dial_host(&mut self, address: SocketAddr) -> io::Result<ControlSocket> {
         self.read_secrets();
         let hosts = self.hosts.as_ref().ok_or_else(|| {
             io::Error::new(io::ErrorKind::Unsupported, "a node of another host needs the cluster's secret")
         })?;
-        Line::dial_host(address, hosts.secrets.clone())
+        ControlSocket::dial_host(address, hosts.secrets.clone())
     }
 
     /// Reads the secrets again, for a new connection. Logs a warning for the first failure in a row.
     fn read_secrets(&mut self) {
         let Some(hosts) = &mut self.hosts else { return };
         match hosts.read_secrets() {
-            Ok(()) => self.has_warned_of_secrets = false,
-            Err(error) if !std::mem::replace(&mut self.has_warned_of_secrets, true) => {
+            Ok(()) => self.has_warned_about_secrets = false,
+            Err(error) if !std::mem::replace(&mut self.has_warned_about_secrets, true) => {
                 tracing::warn!("{error}; the secrets read earlier stay in use");
             }
             Err(_) => {}
@@ -267,11 +267,11 @@ impl Control {
     /// Records that the other end of a link has hung up without a message. Returns true if this end must wait until
     /// `deadline_ns` for the exit of that process.
     pub(super) fn await_exit(&mut self, token: u64, deadline_ns: u64) -> bool {
-        let Some(Link { line, handshake, .. }) = self.links.get_mut(&token) else { return false };
-        let (Handshake::Connected(connection), Some(process)) = (&*handshake, line.process()) else {
+        let Some(Link { socket, handshake, .. }) = self.links.get_mut(&token) else { return false };
+        let (Handshake::Connected(connection), Some(process)) = (&*handshake, socket.process()) else {
             return false;
         };
-        let _ = epoll::delete(&self.epoll, &*line);
+        let _ = epoll::delete(&self.epoll, &*socket);
         let is_watched =
             epoll::add(&self.epoll, process, epoll::EventData::new_u64(token), epoll::EventFlags::IN).is_ok();
         *handshake = Handshake::HungUp { connection: connection.clone(), deadline_ns };
@@ -280,16 +280,18 @@ impl Control {
 
     /// Returns true if the process at the other end is known to have ended.
     pub(super) fn has_exited(&self, token: u64) -> bool {
-        self.links.get(&token).is_some_and(|link| link.line.has_exited())
+        self.links.get(&token).is_some_and(|link| link.socket.has_exited())
     }
 
     /// Closes a link. Returns its attempt to dial, if the link had one and the attempt has not succeeded.
     pub(super) fn remove(&mut self, token: u64) -> Option<Attempt> {
         let link = self.links.remove(&token)?;
-        self.ended(link)
+        self.release(link)
     }
 
-    fn ended(&mut self, link: Link) -> Option<Attempt> {
+    /// Releases the queue pair numbers of a closed link, or adds its connection to the failed ones. Returns its
+    /// unfinished attempt to dial.
+    fn release(&mut self, link: Link) -> Option<Attempt> {
         let (qpns, dialled) = match link.handshake {
             Handshake::Dialled { attempt, offer, .. } => (offer.qpns(), Some(attempt)),
             Handshake::Accepted { .. } => return None,
@@ -306,9 +308,9 @@ impl Control {
     }
 
     /// Returns an unused number for an attempt to dial.
-    pub(super) fn new_attempt(&mut self) -> u64 {
-        self.attempts += 1;
-        self.attempts
+    pub(super) fn next_attempt_number(&mut self) -> u64 {
+        self.attempt_last += 1;
+        self.attempt_last
     }
 
     /// Removes and returns the connections whose handshake has failed since the last call. The caller must end these
@@ -318,8 +320,8 @@ impl Control {
     }
 
     /// Closes all unfinished links of an attempt after one address has answered.
-    pub(super) fn forget_attempt(&mut self, number: u64) {
-        for token in self.links_of(number) {
+    pub(super) fn close_attempt(&mut self, number: u64) {
+        for token in self.links_of_attempt(number) {
             self.remove(token);
         }
         self.postponed.retain(|(_, attempt)| attempt.number != number);
@@ -328,7 +330,7 @@ impl Control {
     /// Returns true if a dialled host has answered, but its connection is not complete yet.
     pub(super) fn is_being_answered(&self) -> bool {
         self.links.values().any(|link| match &link.handshake {
-            Handshake::Dialled { .. } => link.line.has_answered(),
+            Handshake::Dialled { .. } => link.socket.has_answered(),
             Handshake::Agreed { attempt, .. } => attempt.is_some(),
             _ => false,
         })
@@ -337,14 +339,14 @@ impl Control {
     /// Extends the deadline of a dialled host that has answered to `lease_ns` after the dial, because the host may be
     /// distant. Returns false and changes nothing if the host has not answered, or if the deadline is already that
     /// late.
-    pub(super) fn extend(&mut self, token: u64, lease_ns: u64) -> bool {
-        let Some(Link { line, handshake: Handshake::Dialled { attempt, deadline_ns, .. }, .. }) =
+    pub(super) fn extend_deadline(&mut self, token: u64, lease_ns: u64) -> bool {
+        let Some(Link { socket, handshake: Handshake::Dialled { attempt, deadline_ns, .. }, .. }) =
             self.links.get_mut(&token)
         else {
             return false;
         };
-        let until_ns = attempt.begun_ns.saturating_add(lease_ns);
-        let is_extended = attempt.at.is_some() && line.has_answered() && *deadline_ns < until_ns;
+        let until_ns = attempt.start_ns.saturating_add(lease_ns);
+        let is_extended = attempt.target.is_some() && socket.has_answered() && *deadline_ns < until_ns;
         if is_extended {
             *deadline_ns = until_ns;
         }
@@ -353,17 +355,18 @@ impl Control {
 
     /// Returns true if a link of the attempt exists, or if the attempt is postponed.
     pub(super) fn is_trying(&self, number: u64) -> bool {
-        !self.links_of(number).is_empty() || self.postponed.iter().any(|(_, other)| other.number == number)
+        !self.links_of_attempt(number).is_empty()
+            || self.postponed.iter().any(|(_, other)| other.number == number)
     }
 
     /// Postpones an attempt to dial a host that hung up before it answered. A host with too many unauthenticated
     /// connections hangs up in this way. Drops the attempt if `handshake_timeout_ns` would pass before the next dial.
     pub(super) fn postpone(&mut self, attempt: &Attempt, now_ns: u64, handshake_timeout_ns: u64) {
-        let (Some(at), Ok(chance)) = (attempt.at, random()) else { return };
-        let at_ns = now_ns + pause_ns(attempt.hang_ups, chance);
-        if at_ns < attempt.begun_ns.saturating_add(handshake_timeout_ns) {
-            let (hang_ups, rest) = (attempt.hang_ups + 1, VecDeque::from([at]));
-            self.postponed.push((at_ns, Attempt { hang_ups, rest, ..attempt.clone() }));
+        let (Some(target), Ok(random)) = (attempt.target, random()) else { return };
+        let at_ns = now_ns + pause_ns(attempt.hang_ups, random);
+        if at_ns < attempt.start_ns.saturating_add(handshake_timeout_ns) {
+            let (hang_ups, remaining) = (attempt.hang_ups + 1, VecDeque::from([target]));
+            self.postponed.push((at_ns, Attempt { hang_ups, remaining, ..attempt.clone() }));
         }
     }
 
@@ -373,7 +376,7 @@ impl Control {
         due.map(|(_, attempt)| attempt).collect()
     }
 
-    fn links_of(&self, number: u64) -> Vec<u64> {
+    fn links_of_attempt(&self, number: u64) -> Vec<u64> {
         let is_of = |link: &Link| link.handshake.attempt().is_some_and(|attempt| attempt.number == number);
         self.links.iter().filter(|(_, link)| is_of(link)).map(|(token, _)| *token).collect()
     }
@@ -385,7 +388,12 @@ impl Control {
     }
 
     /// Creates an offer with random queue pair numbers, packet numbers and salt.
-    pub(super) fn offer(&mut self, address: SocketAddr, mtu: Mtu, config: &RoceConfig) -> io::Result<Offer> {
+    pub(super) fn create_offer(
+        &mut self,
+        address: SocketAddr,
+        mtu: Mtu,
+        config: &RoceConfig,
+    ) -> io::Result<Offer> {
         let (selective, responder) = (config.selective, config.responder);
         let (lanes_max, tells_waits, salt) = (config.lanes as u8, selective, random()?);
         // The last lane of the offer is followed by the lanes beyond it.
@@ -397,21 +405,24 @@ impl Control {
         Ok(Offer { address, mtu, salt, lanes, lanes_max, selective, tells_waits, responder })
     }
 
-    /// Reserves `count` unused numbers in sequence, and returns the first. The first two and the last of all numbers are
-    /// reserved in verbs.
+    /// Reserves `count` unused numbers in sequence, and returns the first. The first two and the last of all numbers
+    /// are reserved in verbs.
     fn new_qpns(&mut self, count: u32) -> io::Result<Qpn> {
         loop {
             let qpn = Qpn::new(random()?);
-            let mut all = qpn.value()..qpn.value() + count;
-            if all.start >= 2 && all.end <= 0xff_ffff && !all.clone().any(|qpn| self.qpns.contains(&qpn)) {
-                self.qpns.extend(&mut all);
+            let mut range = qpn.value()..qpn.value() + count;
+            if range.start >= 2
+                && range.end <= 0xff_ffff
+                && !range.clone().any(|qpn| self.qpns.contains(&qpn))
+            {
+                self.qpns.extend(&mut range);
                 return Ok(qpn);
             }
         }
     }
 
     /// Releases the queue pair numbers of an offer that led to no connection.
-    pub(super) fn withdraw(&mut self, offer: &Offer) {
+    pub(super) fn withdraw_offer(&mut self, offer: &Offer) {
         self.release_qpns(&offer.qpns());
     }
 
@@ -422,32 +433,32 @@ impl Control {
         let tokens = ready.map(|(events, _)| events.iter().map(|event| event.data.u64()).collect());
         let mut tokens: Vec<u64> = tokens.unwrap_or_default();
         let before = tokens.len();
-        tokens.retain(|token| *token > PORT);
-        let is_wanted = tokens.len() < before;
-        (tokens, is_wanted)
+        tokens.retain(|token| *token > TCP_LISTENER);
+        let has_newcomer = tokens.len() < before;
+        (tokens, has_newcomer)
     }
 
     /// Accepts the next waiting connection; returns `None` if no connection waits.
     pub(super) fn accept(&mut self) -> io::Result<Option<Accepted>> {
         if let Some(socket) = self.listener.as_ref().map_or(Ok(None), Listener::accept)? {
-            return Ok(Some(Accepted::Line(Line::accepted(socket))));
+            return Ok(Some(Accepted::SameHost(ControlSocket::to_process(socket))));
         }
         let Some(hosts) = &self.hosts else { return Ok(None) };
-        let mut accepted = hosts.ports.iter().filter_map(|port| Line::accept(port).transpose());
-        let Some((socket, from)) = accepted.next().transpose()? else { return Ok(None) };
-        Ok(Some(Accepted::Stranger(socket, from)))
+        let mut accepted = hosts.ports.iter().filter_map(|port| ControlSocket::accept_tcp(port).transpose());
+        let Some((socket, dialler)) = accepted.next().transpose()? else { return Ok(None) };
+        Ok(Some(Accepted::OtherHost(socket, dialler)))
     }
 
-    /// Creates the line that answers an unauthenticated TCP connection. Returns `None` once the fabric is closed.
-    pub(super) fn answer(&mut self, socket: TcpStream, from: IpAddr) -> Option<Line> {
+    /// Wraps an accepted TCP connection, with the current secrets. Returns `None` once the fabric is closed.
+    pub(super) fn accepted_tcp(&mut self, socket: TcpStream, dialler: IpAddr) -> Option<ControlSocket> {
         self.read_secrets();
         let secrets = self.hosts.as_ref()?.secrets.clone();
-        Some(Line::answer(socket, from, secrets))
+        Some(ControlSocket::accepted_tcp(socket, dialler, secrets))
     }
 
     /// Returns true if the dialling end of the link has not yet proven that it knows the secret.
-    pub(super) fn is_stranger(&self, token: u64) -> bool {
-        self.links.get(&token).is_some_and(Link::is_stranger)
+    pub(super) fn is_unauthenticated(&self, token: u64) -> bool {
+        self.links.get(&token).is_some_and(Link::is_unauthenticated)
     }
 
     /// Returns true if a control connection of the dial attempt `number` has sent `Ready`.
@@ -461,53 +472,54 @@ impl Control {
         })
     }
 
-    /// Selects the unauthenticated link to close so that this end can accept a connection from `from`. Returns `None`
-    /// if there is room without closing a link. Selects the oldest link of the same network or, if there is none, the
-    /// oldest link of the network with the most links. So a new host finds room.
-    pub(super) fn link_to_evict_for(&self, from: IpAddr) -> Option<u64> {
-        let strangers = self.links.iter().filter(|(_, link)| link.is_stranger());
-        let strangers = strangers.filter_map(|(token, link)| Some((*token, network_of(link.line.from()?))));
-        link_to_evict(&strangers.collect::<Vec<_>>(), network_of(from))
+    /// Selects the unauthenticated link to close so that this end can accept a connection from the host `dialler`.
+    /// Returns `None` if there is room without closing a link. Selects the oldest link of the same network or, if there
+    /// is none, the oldest link of the network with the most links. So a new host finds room.
+    pub(super) fn link_to_evict_for(&self, dialler: IpAddr) -> Option<u64> {
+        let links = self.links.iter().filter(|(_, link)| link.is_unauthenticated());
+        let links = links.filter_map(|(token, link)| Some((*token, network_of(link.socket.dialler()?))));
+        link_to_evict(&links.collect::<Vec<_>>(), network_of(dialler))
     }
 
     /// Returns the tokens of the links whose deadline has passed.
-    pub(super) fn late(&self, now_ns: u64) -> Vec<u64> {
+    pub(super) fn expired(&self, now_ns: u64) -> Vec<u64> {
         let is_late = |link: &Link| link.handshake.deadline_ns().is_some_and(|deadline| deadline <= now_ns);
         self.links.iter().filter(|(_, link)| is_late(link)).map(|(token, _)| *token).collect()
     }
 
     /// Returns the earliest deadline of all links and postponed attempts, in ns; `None` without links and attempts.
-    pub(super) fn next_late(&self) -> Option<u64> {
+    pub(super) fn next_deadline_ns(&self) -> Option<u64> {
         let links = self.links.values().filter_map(|link| link.handshake.deadline_ns());
         links.chain(self.postponed.iter().map(|(at_ns, _)| *at_ns)).min()
     }
 }
 
-/// Selects the link to close for `newcomer` among strangers ordered by age; `None` if there is room.
-fn link_to_evict(strangers: &[(u64, IpAddr)], newcomer: IpAddr) -> Option<u64> {
+/// Selects the link to close for one of the network `newcomer`, among unauthenticated links ordered by age; `None` if
+/// there is room.
+fn link_to_evict(links: &[(u64, IpAddr)], newcomer: IpAddr) -> Option<u64> {
     let mut counts = BTreeMap::<IpAddr, usize>::new();
-    strangers.iter().for_each(|(_, network)| *counts.entry(*network).or_default() += 1);
-    let is_of_many = counts.get(&newcomer).is_some_and(|count| *count >= STRANGERS_FROM_ONE_MAX);
-    let most = counts.values().max().filter(|_| strangers.len() >= STRANGERS_MAX);
-    let is_in_the_way = |network: &IpAddr| match is_of_many {
+    links.iter().for_each(|(_, network)| *counts.entry(*network).or_default() += 1);
+    let has_many = counts.get(&newcomer).is_some_and(|count| *count >= UNAUTHENTICATED_PER_NETWORK_MAX);
+    let most = counts.values().max().filter(|_| links.len() >= UNAUTHENTICATED_MAX);
+    let is_candidate = |network: &IpAddr| match has_many {
         true => *network == newcomer,
         false => most.is_some_and(|most| counts[network] == *most),
     };
-    strangers.iter().find(|(_, network)| is_in_the_way(network)).map(|(token, _)| *token)
+    links.iter().find(|(_, network)| is_candidate(network)).map(|(token, _)| *token)
 }
 
 /// Returns the pause before dialling a host again after `hang_ups` hang-ups.
-fn pause_ns(hang_ups: u32, chance: u32) -> u64 {
+fn pause_ns(hang_ups: u32, random: u32) -> u64 {
     let pause_ns = REDIAL_NS.checked_shl(hang_ups.min(16)).unwrap_or(REDIAL_NS_MAX).min(REDIAL_NS_MAX);
-    pause_ns / 2 + u64::from(chance) % (pause_ns / 2)
+    pause_ns / 2 + u64::from(random) % (pause_ns / 2)
 }
 
 impl Link {
-    fn is_stranger(&self) -> bool {
+    fn is_unauthenticated(&self) -> bool {
         match &self.handshake {
             Handshake::Accepted { .. } => true,
             Handshake::Agreed { connection, attempt: None, .. } => {
-                !connection.is_up() && !self.line.is_proven()
+                !connection.is_up() && !self.socket.is_authenticated()
             }
             _ => false,
         }
@@ -547,20 +559,22 @@ impl Handshake {
 
     /// Returns the time of the next action: to dial another address in parallel, or to fail the handshake.
     fn deadline_ns(&self) -> Option<u64> {
-        let next_ns =
-            self.attempt().filter(|attempt| !attempt.rest.is_empty()).map(|attempt| attempt.next_ns);
-        self.end_ns().map(|end_ns| next_ns.map_or(end_ns, |next_ns| next_ns.min(end_ns)))
+        let next_dial_ns = self
+            .attempt()
+            .filter(|attempt| !attempt.remaining.is_empty())
+            .map(|attempt| attempt.next_dial_ns);
+        self.end_ns().map(|end_ns| next_dial_ns.map_or(end_ns, |next_dial_ns| next_dial_ns.min(end_ns)))
     }
 }
 
-fn interest(is_writing: bool) -> epoll::EventFlags {
-    if is_writing { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN }
+fn interest(watches_writable: bool) -> epoll::EventFlags {
+    if watches_writable { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN }
 }
 
 fn random() -> io::Result<u32> {
     let mut bytes = [0; 4];
     let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
-    debug_assert_eq!(filled, bytes.len(), "so few are given whole");
+    debug_assert_eq!(filled, bytes.len(), "the kernel returns so few bytes whole");
     Ok(u32::from_ne_bytes(bytes))
 }
 
@@ -569,7 +583,7 @@ mod tests {
     use super::*;
 
     /// Returns one unauthenticated link per network number, in the order of arrival, which determines the tokens.
-    fn strangers(networks: impl IntoIterator<Item = u8>) -> Vec<(u64, IpAddr)> {
+    fn links(networks: impl IntoIterator<Item = u8>) -> Vec<(u64, IpAddr)> {
         (0..).zip(networks.into_iter().map(network)).collect()
     }
 
@@ -580,12 +594,12 @@ mod tests {
     #[test]
     fn a_new_link_evicts_the_oldest_of_the_largest_network() {
         // Seven networks have nine links each, except network 7, which connected first and has ten.
-        let held: Vec<u8> = (0..64).map(|index| 7 - (index % 7) as u8).collect();
-        assert_eq!(link_to_evict(&strangers(held[..63].to_vec()), network(9)), None, "there is room");
-        assert_eq!(link_to_evict(&strangers(held.clone()), network(9)), Some(0), "the oldest of network 7");
+        let networks: Vec<u8> = (0..64).map(|index| 7 - (index % 7) as u8).collect();
+        assert_eq!(link_to_evict(&links(networks[..63].to_vec()), network(9)), None, "there is room");
+        assert_eq!(link_to_evict(&links(networks.clone()), network(9)), Some(0), "the oldest of network 7");
         // Each network has a single link, so the new link evicts the oldest link of all.
-        assert_eq!(link_to_evict(&strangers(100..164), network(9)), Some(0));
+        assert_eq!(link_to_evict(&links(100..164), network(9)), Some(0));
         // A network with a single link keeps it, however old, while another network has two.
-        assert_eq!(link_to_evict(&strangers((100..163).chain([162])), network(9)), Some(62));
+        assert_eq!(link_to_evict(&links((100..163).chain([162])), network(9)), Some(62));
     }
 }

@@ -1,4 +1,4 @@
-//! The shared state of one roce fabric, and what moves its packets: posts, polls and timers.
+//! The shared state of one roce fabric, and the functions that move its packets: posts, polls and timers.
 //!
 //! ```text
 //!   poll ── receive ── packets by queue pair ── handled, answered ──┐
@@ -52,8 +52,8 @@ use super::{Dropped, POISONED, RoceConfig, lock, read};
 
 /// Interval at which a busy poller checks for control messages, in ns.
 const CONTROL_NS: u64 = 2_000_000;
-/// Number of consecutive full batches after which due timers run and control messages are read anyway. Before that, they
-/// wait, because the packet that would stop the timer may still be in the socket.
+/// Number of consecutive full batches after which due timers run and control messages are read anyway. Before that,
+/// they wait, because the packet that would stop the timer may still be in the socket.
 const BATCHES_BEFORE_TIMERS: u32 = 16;
 /// Maximum delay of timers, in ns, while packets wait in the sockets of receivers. The receivers may themselves wait
 /// for a core.
@@ -74,23 +74,23 @@ pub(super) struct Core {
     pub(super) receivers: Vec<Receiver>,
     pub(super) has_receiver_panicked: AtomicBool,
     pub(super) control: Mutex<Control>,
-    /// Time of the last check of the control sockets, in ns; 0 requests one in the next poll.
-    control_seen_ns: AtomicU64,
+    /// Time of the last check of the control sockets, in ns; 0 requests a check in the next poll.
+    control_checked_ns: AtomicU64,
     /// True if the last check consumed all input, so that new input causes an edge.
     control_is_empty: AtomicBool,
     pub(super) events: Events,
-    begin: Instant,
+    opened: Instant,
     /// Next deadline of the queue pairs, in ns.
     due_ns: AtomicU64,
     /// Next deadline of a handshake, in ns.
     handshake_due_ns: AtomicU64,
-    /// End of the last sleep that a thread began, in ns.
-    sleeper_due_ns: AtomicU64,
+    /// Latest end of the last sleep that a thread has started, in ns.
+    sleep_end_ns: AtomicU64,
     /// The count that [`Fabric::traffic`](halite_fabric::Fabric::traffic) returns.
     traffic: AtomicU64,
     dropped: DroppedCounts,
     paths: Mutex<Paths>,
-    /// Why the last connections ended, until the poller asks.
+    /// The reasons why the last connections ended, until [`Core::take_end_reason`] removes them.
     end_reasons: Mutex<BTreeMap<PeerId, String>>,
 }
 
@@ -113,7 +113,8 @@ struct Table {
     /// The connections with stateless lanes, by the address and the queue pair number of the peer's requester.
     requesters: HashMap<(SocketAddr, u32), (Arc<Connection>, usize)>,
     peers: BTreeMap<PeerId, Arc<Connection>>,
-    last: u32,
+    /// The last assigned peer id.
+    peer_last: u32,
 }
 
 /// Counters of [`Dropped`].
@@ -137,14 +138,14 @@ impl Core {
             has_receiver_panicked: AtomicBool::new(false),
             receivers: (0..config.receivers).map(|_| Receiver::default()).collect(),
             control: Mutex::new(control),
-            control_seen_ns: AtomicU64::new(0),
+            control_checked_ns: AtomicU64::new(0),
             control_is_empty: AtomicBool::new(false),
             events: Events::default(),
-            begin: Instant::now(),
+            opened: Instant::now(),
             end_reasons: Mutex::default(),
             due_ns: AtomicU64::new(NEVER),
             handshake_due_ns: AtomicU64::new(NEVER),
-            sleeper_due_ns: AtomicU64::new(0),
+            sleep_end_ns: AtomicU64::new(0),
             traffic: AtomicU64::new(0),
             dropped: DroppedCounts::default(),
             paths: Mutex::default(),
@@ -154,7 +155,7 @@ impl Core {
 
     /// Returns the time since the fabric was opened, in ns; never 0.
     pub(super) fn now_ns(&self) -> u64 {
-        self.begin.elapsed().as_nanos() as u64 + 1
+        self.opened.elapsed().as_nanos() as u64 + 1
     }
 
     fn context(&self, now_ns: u64) -> LaneContext<'_> {
@@ -197,7 +198,7 @@ impl Core {
         lock(&self.control).ports()
     }
 
-    pub(super) fn fail_to_connect(&self, address: String, reason: String, trouble: ConnectTrouble) {
+    pub(super) fn report_connect_failure(&self, address: String, reason: String, trouble: ConnectTrouble) {
         self.queue_and_wake(Event::ConnectFailed(ConnectFailure { address, reason, trouble }));
     }
 }
@@ -275,11 +276,11 @@ impl Core {
             assert!(!self.has_receiver_panicked.load(Relaxed), "{POISONED}");
             (false, full_in_a_row == 0 || full_in_a_row >= BATCHES_BEFORE_TIMERS || is_late)
         };
-        let seen_ns = self.control_seen_ns.load(Relaxed);
+        let checked_ns = self.control_checked_ns.load(Relaxed);
         // Checks the control sockets at a sleeper's request even if packets wait. Unknown senders may have sent these
         // packets, and the sleeper has already consumed the edge of the control message.
-        if seen_ns == 0 || (!is_more || runs_timers) && now_ns >= seen_ns + CONTROL_NS {
-            self.control_seen_ns.store(now_ns, Relaxed);
+        if checked_ns == 0 || (!is_more || runs_timers) && now_ns >= checked_ns + CONTROL_NS {
+            self.control_checked_ns.store(now_ns, Relaxed);
             self.poll_control(&mut batch, now_ns);
             self.close_unused_ports();
         }
@@ -308,7 +309,7 @@ impl Core {
     /// sockets, or if they have unread input.
     pub(super) fn on_arm(&self, has_control_edge: bool) {
         if has_control_edge || !self.control_is_empty.load(Relaxed) {
-            self.control_seen_ns.store(0, Relaxed);
+            self.control_checked_ns.store(0, Relaxed);
         }
     }
 
@@ -366,39 +367,39 @@ impl Core {
             };
             let mut outcome = Outcome::default();
             let was_up = connection.is_up();
-            let (is_answered, mut has_begun, mut has_come);
+            let (is_answered, mut has_resumed, mut is_from_peer);
             {
                 let mut lane = connection.lane(index);
-                has_come = self.handle(&connection, &mut lane, now_ns, &clock, (meta, packet));
+                is_from_peer = self.handle_packet(&connection, &mut lane, now_ns, &clock, (meta, packet));
                 while let Some(next) = packets.next_if(|(_, next)| dest_qp(next) == qpn) {
-                    has_come |= self.handle(&connection, &mut lane, now_ns, &clock, next);
+                    is_from_peer |= self.handle_packet(&connection, &mut lane, now_ns, &clock, next);
                 }
-                has_begun = lane.take_has_begun();
-                if has_begun && !lane.has_heard_requests() {
+                has_resumed = lane.take_has_begun();
+                if has_resumed && !lane.has_heard_requests() {
                     // The answer to a probe contains the peer's share; an earlier rebalance saves the peer a round
                     // trip.
                     drop(lane);
-                    self.rebalance_if_due(&port.sharing, has_begun, now_ns);
-                    has_begun = false;
+                    self.rebalance_if_due(&port.sharing, has_resumed, now_ns);
+                    has_resumed = false;
                     lane = connection.lane(index);
                 }
                 // With arrival times, the ends measure the network's delay, which needs the exact send time.
-                let leaves_ns = if clock.is_known() { self.now_ns() } else { now_ns };
-                self.advance_lane(&connection, &mut lane, leaves_ns, held_acks.is_some(), &mut outcome);
+                let send_ns = if clock.is_known() { self.now_ns() } else { now_ns };
+                self.advance_lane(&connection, &mut lane, send_ns, held_acks.is_some(), &mut outcome);
                 is_answered = lane.qp().is_path_answered();
-                if let Some(held_acks) = held_acks.as_deref_mut().filter(|_| lane.holds_ack(leaves_ns)) {
+                if let Some(held_acks) = held_acks.as_deref_mut().filter(|_| lane.holds_ack(send_ns)) {
                     held_acks.push((connection.clone(), index));
                 }
             }
-            if has_come {
+            if is_from_peer {
                 received.is_from_peer = true;
-                self.rebalance_if_due(&port.sharing, has_begun, now_ns);
+                self.rebalance_if_due(&port.sharing, has_resumed, now_ns);
             }
-            if !has_come && !connection.is_up() && connection.address_change().is_some() {
+            if !is_from_peer && !connection.is_up() && connection.address_change().is_some() {
                 self.shorten_deadline(&connection, now_ns);
             }
             if is_answered && connection.awaits_answer() {
-                self.handle_answered(&connection);
+                self.on_probe_answered(&connection);
             }
             received.rings |= outcome.rings || connection.is_up() != was_up;
             self.end_if_over(&connection, outcome.broken);
@@ -407,7 +408,7 @@ impl Core {
     }
 
     /// Handles a packet. Returns true if it came from the peer.
-    fn handle(
+    fn handle_packet(
         &self,
         connection: &Connection,
         lane: &mut Lane,
@@ -424,8 +425,8 @@ impl Core {
             return false;
         };
         connection.heard_ns.store(now_ns, Relaxed);
-        // A peer that sends requests has received this end's answer, although its Ready may arrive later. A peer that
-        // sends a probe may still wait for the answer.
+        // A peer that sends requests has received the answer to its probe, although its Ready may arrive later. A peer
+        // that sends a probe may still wait for the answer.
         let is_probe = matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_));
         if is_probe {
             if connection.on_probe() {
@@ -439,11 +440,12 @@ impl Core {
         true
     }
 
+    /// Ends the connection if a queue pair has ended, or if the connection is closing and idle.
     fn end_if_over(&self, connection: &Connection, broken: Option<Cause>) {
         if let Some(cause) = broken {
-            connection.note_end(end_cause(cause));
+            connection.record_end_reason(end_cause(cause));
         }
-        if broken.is_some() || connection.is_leaving() && connection.is_idle() {
+        if broken.is_some() || connection.is_closing() && connection.is_idle() {
             self.end(connection);
         }
     }
@@ -460,17 +462,17 @@ impl Core {
 
     fn wake_for(&self, at_ns: u64) {
         // Pairs with time_left(): either this load sees the sleeper's deadline, or the sleeper sees the new one.
-        if at_ns < self.sleeper_due_ns.load(SeqCst) {
-            self.sleeper_due_ns.fetch_min(at_ns, SeqCst);
+        if at_ns < self.sleep_end_ns.load(SeqCst) {
+            self.sleep_end_ns.fetch_min(at_ns, SeqCst);
             self.bell.wake_at(at_ns, self.now_ns());
         }
     }
 
     /// Returns the time until the next deadline, for which a thread may sleep; `None` without a deadline.
     pub(super) fn time_left(&self) -> Option<Duration> {
-        self.sleeper_due_ns.store(NEVER, SeqCst);
+        self.sleep_end_ns.store(NEVER, SeqCst);
         let due = self.due_ns.load(SeqCst).min(self.handshake_due_ns.load(SeqCst));
-        self.sleeper_due_ns.store(due, SeqCst);
+        self.sleep_end_ns.store(due, SeqCst);
         (due != NEVER).then(|| Duration::from_nanos(due.saturating_sub(self.now_ns())))
     }
 
@@ -491,15 +493,15 @@ impl Core {
         self.rebalance_for_waiters(now_ns);
         for connection in self.peers() {
             let mut broken = None;
-            let begins_path = connection.begins_path();
+            let starts_path_discovery = connection.starts_path_discovery();
             let round_trip_ns = connection.take_round_trip_ns(now_ns);
             for mut lane in connection.lanes() {
                 let mut outcome = Outcome::default();
                 if let Some(ns) = round_trip_ns {
                     lane.expect_round_trip(&connection, ns);
                 }
-                if begins_path {
-                    lane.find_path(now_ns);
+                if starts_path_discovery {
+                    lane.start_path_discovery(now_ns);
                 }
                 lane.handle_timeout(now_ns);
                 self.advance_lane(&connection, &mut lane, now_ns, false, &mut outcome);
@@ -512,18 +514,18 @@ impl Core {
 
 /// Shares of the receive buffers.
 impl Core {
-    fn share(&self, sharing: &Sharing, now_ns: u64) {
-        if let Some(due_ns) = sharing.share(now_ns) {
+    fn rebalance(&self, sharing: &Sharing, now_ns: u64) {
+        if let Some(due_ns) = sharing.rebalance(now_ns) {
             self.add_deadline(due_ns);
         }
     }
 
-    /// Rebalances the shares of the socket's receive buffer if that is due. `has_begun` is true if a lane began to
-    /// send.
-    fn rebalance_if_due(&self, sharing: &Sharing, has_begun: bool, now_ns: u64) {
-        let start_due_ns = has_begun.then(|| sharing.on_send_start());
+    /// Rebalances the shares of the socket's receive buffer if that is due. `has_resumed` is true if a peer has resumed
+    /// sending.
+    fn rebalance_if_due(&self, sharing: &Sharing, has_resumed: bool, now_ns: u64) {
+        let start_due_ns = has_resumed.then(|| sharing.on_send_start());
         if sharing.is_due(now_ns) || start_due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
-            self.share(sharing, now_ns);
+            self.rebalance(sharing, now_ns);
         } else if let Some(due_ns) = start_due_ns {
             self.add_deadline(due_ns);
         }
@@ -532,7 +534,7 @@ impl Core {
     fn rebalance_for_waiters(&self, now_ns: u64) {
         for port in self.ports.all() {
             if port.sharing.has_waiters(now_ns) {
-                self.share(&port.sharing, now_ns);
+                self.rebalance(&port.sharing, now_ns);
             }
         }
     }

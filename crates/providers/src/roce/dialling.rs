@@ -1,4 +1,4 @@
-//! Dials a socket of this host, or the addresses of another host, in order, until one answers.
+//! Dials a socket of this host, or the addresses of another host in order until one answers.
 //!
 //! The network may silently drop packets to an address. So the fabric soon dials the next address in parallel, instead
 //! of waiting for a timeout.
@@ -11,18 +11,18 @@ use halite_fabric::{ConnectTrouble, HELLO_BYTES_MAX};
 use rustix::io::Errno;
 
 use super::control::{Attempt, Control, Handshake};
+use super::control_socket::ControlSocket;
 use super::core::Core;
 use super::greeting::Message;
-use super::line::Line;
 use super::lock;
 use super::scope::scoped;
 use crate::secure::BadChannel;
 
 /// Time in ns before the fabric dials the next address in parallel. Most answers arrive earlier, so the first address
 /// is usually used; and an unreachable first address delays a command only slightly.
-const NEXT_NS: u64 = 25_000_000;
-/// Reason of a dial that failed because the other end closed the socket. Where the network drops packets of a few hundred
-/// bytes, a connection over TCP comes up, and then the first message is lost.
+const PARALLEL_DIAL_NS: u64 = 25_000_000;
+/// Reason of a dial that failed because the other end closed the socket. Where the network drops packets of a few
+/// hundred bytes, a connection over TCP comes up, and then the first message is lost.
 const HUNG_UP: &str = "it closed the connection before it answered: its node ends or has too many new connections, or the network drops packets of a few hundred bytes";
 /// Maximum length of a peer's refusal reason that is reported.
 const REASON_CHARS_MAX: usize = 200;
@@ -31,53 +31,54 @@ impl Core {
     pub(super) fn dial(&self, address: &str, hello: &[u8]) {
         if hello.len() > HELLO_BYTES_MAX {
             let reason = format!("the hello of {} bytes is longer than {HELLO_BYTES_MAX}", hello.len());
-            return self.fail_to_connect(address.to_owned(), reason, ConnectTrouble::Theirs);
+            return self.report_connect_failure(address.to_owned(), reason, ConnectTrouble::Theirs);
         }
         let mut control = lock(&self.control);
         if control.is_closed() {
             drop(control);
             let reason = "this fabric is closed".to_owned();
-            return self.fail_to_connect(address.to_owned(), reason, ConnectTrouble::Theirs);
+            return self.report_connect_failure(address.to_owned(), reason, ConnectTrouble::Theirs);
         }
         let hosts: Result<VecDeque<SocketAddr>, _> = address.split(',').map(str::parse).collect();
-        let number = control.new_attempt();
-        let (is_host, rest) = (hosts.is_ok(), hosts.unwrap_or_default());
+        let number = control.next_attempt_number();
+        let (is_other_host, remaining) = (hosts.is_ok(), hosts.unwrap_or_default());
         let attempt = Attempt {
             number,
             address: address.to_owned(),
             hello: hello.to_vec(),
-            at: None,
-            begun_ns: self.now_ns(),
+            target: None,
+            start_ns: self.now_ns(),
             hang_ups: 0,
-            rest,
-            next_ns: 0,
+            remaining,
+            next_dial_ns: 0,
         };
-        let dialled = if is_host {
+        let dialled = if is_other_host {
             self.dial_next(&mut control, attempt)
         } else {
             // Joining an absolute path yields that path.
-            Line::dial_path(&self.config.dir.join(address))
-                .and_then(|line| self.begin(&mut control, line, None, attempt))
+            ControlSocket::dial_path(&self.config.dir.join(address))
+                .and_then(|socket| self.start_handshake(&mut control, socket, attempt))
         };
         drop(control);
         if let Err(error) = dialled {
-            let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
-            let is_ours = Errno::from_io_error(&error).is_some_and(|errno| lacks.contains(&errno));
+            let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+            let is_ours = Errno::from_io_error(&error).is_some_and(|errno| shortages.contains(&errno));
             let trouble = if is_ours { ConnectTrouble::Ours } else { ConnectTrouble::Theirs };
-            self.fail_to_connect(address.to_owned(), error.to_string(), trouble);
+            self.report_connect_failure(address.to_owned(), error.to_string(), trouble);
         }
     }
 
-    /// Dials the addresses in order until a dial starts, and hands the rest to its link. Returns the last error if no
-    /// dial starts.
+    /// Dials the remaining addresses of an attempt in order, until a dial starts. The link of this dial gets the other
+    /// addresses. Returns the last error if no dial starts.
     fn dial_next(&self, control: &mut Control, mut attempt: Attempt) -> io::Result<()> {
         let mut dialled = Err(io::ErrorKind::AddrNotAvailable.into());
-        while let Some(host) = attempt.rest.pop_front() {
-            let next = Attempt { at: Some(host), next_ns: self.now_ns() + NEXT_NS, ..attempt.clone() };
+        while let Some(target) = attempt.remaining.pop_front() {
+            let next_dial_ns = self.now_ns() + PARALLEL_DIAL_NS;
+            let next = Attempt { target: Some(target), next_dial_ns, ..attempt.clone() };
             let scope = self.ports.first().scope();
             dialled = control
-                .dial_host(scoped(host, scope))
-                .and_then(|line| self.begin(control, line, Some(host), next));
+                .dial_host(scoped(target, scope))
+                .and_then(|socket| self.start_handshake(control, socket, next));
             if dialled.is_ok() {
                 break;
             }
@@ -85,26 +86,26 @@ impl Core {
         dialled
     }
 
-    fn begin(
+    /// Sends an offer to the dialled end. Fails without an effect if the system refuses.
+    fn start_handshake(
         &self,
         control: &mut Control,
-        mut line: Line,
-        host: Option<SocketAddr>,
+        mut socket: ControlSocket,
         attempt: Attempt,
     ) -> io::Result<()> {
-        let mtu = host.map_or(self.config.mtu, |host| self.mtu_to(host.ip()));
+        let mtu = attempt.target.map_or(self.config.mtu, |target| self.mtu_to(target.ip()));
         let port_use = self.port_use();
-        let own = port_use.port().at(self.ports.address_as(line.own_address()));
-        let offer = control.offer(own, mtu, &self.config)?;
-        let dialled = line.send(&Message::Dial { offer, hello: attempt.hello.clone() });
-        // A host that has hung up before gets no additional time.
+        let own = port_use.port().at(self.ports.source_ip(socket.own_ip()));
+        let offer = control.create_offer(own, mtu, &self.config)?;
+        let sent = socket.send(&Message::Dial { offer, hello: attempt.hello.clone() });
+        // A hang-up does not extend the deadline.
         let deadline_ns = match attempt.hang_ups {
             0 => self.handshake_deadline_ns(),
-            _ => attempt.begun_ns.saturating_add(self.handshake_timeout_ns()),
+            _ => attempt.start_ns.saturating_add(self.handshake_timeout_ns()),
         };
         let handshake = Handshake::Dialled { attempt, offer, port_use, deadline_ns };
-        if let Err(error) = dialled.and_then(|()| control.add(line, handshake)) {
-            control.withdraw(&offer);
+        if let Err(error) = sent.and_then(|()| control.add(socket, handshake)) {
+            control.withdraw_offer(&offer);
             return Err(error);
         }
         self.update_handshake_deadline(control);
@@ -112,10 +113,10 @@ impl Core {
     }
 
     /// Dials the next address of an attempt, in parallel to the address that has not answered yet.
-    pub(super) fn dial_also(&self, control: &mut Control, token: u64) {
+    pub(super) fn dial_next_in_parallel(&self, control: &mut Control, token: u64) {
         let Some(attempt) = control.handshake(token).and_then(Handshake::attempt_mut) else { return };
         let next = attempt.clone();
-        attempt.rest.clear();
+        attempt.remaining.clear();
         // Even if no dial succeeds, the previous address may still answer.
         let _ = self.dial_next(control, next);
     }
@@ -128,11 +129,11 @@ impl Core {
     }
 
     /// Closes a link as [`Core::refuse`] does, because the encrypted channel to the other end failed.
-    pub(super) fn refuse_bad(&self, control: &mut Control, token: u64, bad: BadChannel) {
-        let reason = bad.to_string();
+    pub(super) fn refuse_channel_error(&self, control: &mut Control, token: u64, error: BadChannel) {
+        let reason = error.to_string();
         self.log_refusal(control, token, &reason);
         let trouble =
-            if bad == BadChannel::Secret { ConnectTrouble::Stranger } else { ConnectTrouble::Theirs };
+            if error == BadChannel::Secret { ConnectTrouble::Stranger } else { ConnectTrouble::Theirs };
         self.fail_with(control, token, &reason, trouble);
     }
 
@@ -140,8 +141,8 @@ impl Core {
         let is_dialled = control.handshake(token).is_some_and(|handshake| handshake.attempt_mut().is_some());
         if !is_dialled {
             let from =
-                control.from(token).map_or_else(|| "of this host".to_owned(), |from| format!("at {from}"));
-            // The length of a stranger's message in the log is limited.
+                control.dialler(token).map_or_else(|| "of this host".to_owned(), |ip| format!("at {ip}"));
+            // An unauthenticated sender must not fill the log.
             let reason: String = reason.chars().take(REASON_CHARS_MAX).collect();
             control
                 .refusals
@@ -151,7 +152,7 @@ impl Core {
 
     /// Closes a link as [`Core::fail`] does, because the other end has hung up without a message.
     pub(super) fn fail_hung_up(&self, control: &mut Control, token: u64) {
-        // The host may have closed an unproven connection to make room: try again later.
+        // The host may have closed an unauthenticated connection to make room: dial again later.
         if let Some(Handshake::Dialled { attempt, .. } | Handshake::Agreed { attempt: Some(attempt), .. }) =
             control.handshake(token)
         {
@@ -165,8 +166,8 @@ impl Core {
     /// Closes a link as [`Core::fail`] does, because the other end did not answer in time. If the other end hung up
     /// before, the report names the hang-up as the reason. For a host that has answered, first extends the deadline to
     /// the lease, because the host may be distant, or packets may be lost.
-    pub(super) fn fail_silent(&self, control: &mut Control, token: u64) {
-        if control.extend(token, self.config.lease.as_nanos() as u64) {
+    pub(super) fn fail_unanswered(&self, control: &mut Control, token: u64) {
+        if control.extend_deadline(token, self.config.lease.as_nanos() as u64) {
             return;
         }
         let attempt = control.handshake(token).and_then(Handshake::attempt_mut);
@@ -180,7 +181,7 @@ impl Core {
         for attempt in control.take_postponed(now_ns) {
             let (number, address) = (attempt.number, attempt.address.clone());
             if self.dial_next(control, attempt).is_err() && !control.is_trying(number) {
-                self.fail_to_connect(address, HUNG_UP.to_owned(), ConnectTrouble::Theirs);
+                self.report_connect_failure(address, HUNG_UP.to_owned(), ConnectTrouble::Theirs);
             }
         }
     }
@@ -198,7 +199,7 @@ impl Core {
         let (number, address) = (attempt.number, attempt.address.clone());
         let has_next = self.dial_next(control, attempt).is_ok();
         if !has_next && !control.is_trying(number) {
-            self.fail_to_connect(address, reason.to_owned(), trouble);
+            self.report_connect_failure(address, reason.to_owned(), trouble);
         }
     }
 }

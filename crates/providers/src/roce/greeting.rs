@@ -54,7 +54,7 @@ const LANES_CODES: [u8; 4] = [2, 1, 3, 4];
 /// Length of one lane's grant in bytes, and of all grants.
 const GRANT_BYTES: usize = 4 + 8 + 32;
 const GRANTS_BYTES: usize = LANES * GRANT_BYTES;
-/// Maximum length of the last message in bytes, and of any message: Accept with grants and the longest hello.
+/// Maximum length in bytes of Left, and of any message: Accept with grants and the longest hello.
 pub(super) const LEFT_BYTES_MAX: usize = 6 + OFFER_BYTES + HELLO_BYTES_MAX;
 pub(super) const MESSAGE_BYTES_MAX: usize = LEFT_BYTES_MAX + GRANTS_BYTES;
 /// Bytes of the length before each packet of the last message.
@@ -207,7 +207,7 @@ impl Message {
                 Err(_) => Err(BadMessage::Malformed),
             },
             4 => Ok(Message::Refused { reason: String::from_utf8_lossy(rest).into_owned() }),
-            5 if bytes.len() <= LEFT_BYTES_MAX => Ok(Message::Left { packets: packets(rest)? }),
+            5 if bytes.len() <= LEFT_BYTES_MAX => Ok(Message::Left { packets: decode_packets(rest)? }),
             _ => Err(BadMessage::Malformed),
         }
     }
@@ -238,7 +238,7 @@ fn decode_grants(bytes: &[u8; GRANTS_BYTES]) -> Grants {
     })
 }
 
-fn packets(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, BadMessage> {
+fn decode_packets(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, BadMessage> {
     let mut packets = Vec::new();
     while !bytes.is_empty() {
         let (len, rest) = bytes.split_first_chunk().ok_or(BadMessage::Malformed)?;
@@ -251,20 +251,21 @@ fn packets(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, BadMessage> {
 }
 
 impl Offer {
-    /// Returns true if packets can travel between the addresses of the two offers.
-    pub(super) fn suits(&self, other: &Offer) -> bool {
+    /// Returns true if the addresses of the two offers have the same IP version, so that packets can travel between
+    /// them.
+    pub(super) fn has_ip_version_of(&self, other: &Offer) -> bool {
         self.address.is_ipv4() == other.address.is_ipv4()
     }
 
-    /// Returns the number of lanes between two ends: the smaller of their settings. One lane needs both ends, because an
-    /// end that offers two may be of an earlier release, which always has two.
+    /// Returns the number of lanes between two ends: the smaller of their settings. One lane needs both ends, because
+    /// an end that offers two may be of an earlier release, which always has two.
     // [ROCE-LANES-1]
     pub(super) fn lanes_with(&self, other: &Offer) -> usize {
-        let fewest = self.lanes_max.min(other.lanes_max);
-        usize::from(if self.lanes_max.max(other.lanes_max) == 1 { 1 } else { fewest.max(2) })
+        let smaller = self.lanes_max.min(other.lanes_max);
+        usize::from(if self.lanes_max.max(other.lanes_max) == 1 { 1 } else { smaller.max(2) })
     }
 
-    /// Returns the queue pair of a lane, of which the offer holds only the first ones.
+    /// Returns the queue pair of a lane. For lanes beyond those of the offer, derives it from the last one.
     pub(super) fn lane(&self, index: usize) -> LaneOffer {
         self.lanes.get(index).copied().unwrap_or_else(|| {
             let last = self.lanes[LANES - 1];
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn greetings_survive_the_wire() {
+    fn encoded_greetings_decode_to_the_same_message() {
         for address in ["127.0.0.1:4", "[fe80::1]:65535"] {
             let (offer, hello) = (offer(address), vec![7; HELLO_BYTES_MAX]);
             let grant = |key| LaneGrant { epoch: 1, effect_life_ns: 50_000_000, key: [key; 32] };
@@ -398,7 +399,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_greetings_are_understood_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..7) {
+        fn random_greetings_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0u8..7) {
             let _ = Message::decode(&bytes);
             let _ = Message::decode(&[MAGIC, &[VERSION, kind][..], &bytes].concat());
         }

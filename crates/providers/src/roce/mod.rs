@@ -31,11 +31,11 @@ mod bell;
 mod capture;
 mod connection;
 mod control;
+mod control_socket;
 mod core;
 mod dialling;
 mod events;
 mod greeting;
-mod line;
 mod memory;
 mod paths;
 mod port;
@@ -114,8 +114,8 @@ pub struct RoceConfig {
     pub congestion: Congestion,
     /// The ends that keep state for requests.
     pub responder: ResponderMode,
-    /// Number of lanes to each peer, from 1 to [`LANES_MAX`]. A connection has the smaller of the numbers of its two ends,
-    /// and one lane only if both ends are set to one; stateless connections have two.
+    /// Number of lanes to each peer, from 1 to [`LANES_MAX`]. A connection has the smaller of the numbers of its two
+    /// ends, and one lane only if both ends are set to one; stateless connections have two.
     pub lanes: usize,
     /// Time without packets from a peer after which the fabric ends the connection to this peer.
     pub lease: Duration,
@@ -199,9 +199,9 @@ impl Hosts {
 
 impl RoceConfig {
     /// Returns the default configuration: loopback, packets of 4096 bytes, selective repeat, credits without congestion
-    /// control, queue pairs for two lanes, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most 64 sockets with receive
-    /// buffers of 4 MiB, no receiver threads, handshakes of 2 seconds, and no capture (the size limit of a capture is 1
-    /// GiB).
+    /// control, queue pairs for two lanes, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most
+    /// 64 sockets with receive buffers of 4 MiB, no receiver threads, handshakes of 2 seconds, and no capture (the size
+    /// limit of a capture is 1 GiB).
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> RoceConfig {
         RoceConfig {
             dir: dir.into(),
@@ -241,8 +241,8 @@ impl RoceConfig {
         if !(1..=LANES_MAX).contains(&self.lanes) {
             return Err(OpenError::Lanes { count: self.lanes });
         }
-        let mut all = self.other_addresses.iter().chain([&self.address]);
-        match all.find(|address| address.is_unspecified() || address.is_multicast()) {
+        let mut addresses = self.other_addresses.iter().chain([&self.address]);
+        match addresses.find(|address| address.is_unspecified() || address.is_multicast()) {
             Some(address) => Err(OpenError::Address { address: *address }),
             None => Ok(()),
         }
@@ -445,8 +445,8 @@ impl Fabric for RoceFabric {
 
     fn deregister(&self, key: Key) {
         // Accesses hold the lock, so no access is in progress after this.
-        let taken = write(&self.core.registered).get_mut(key.0 as usize).and_then(Option::take);
-        if taken.is_some() {
+        let removed = write(&self.core.registered).get_mut(key.0 as usize).and_then(Option::take);
+        if removed.is_some() {
             self.core.queue_and_wake(Event::Deregistered { key });
         }
     }
@@ -491,9 +491,9 @@ impl Fabric for RoceFabric {
     }
 
     fn arm(&self, sleeper: Option<Sleeper>) {
-        let is_control_seen = self.core.bell.arm(sleeper, self.core.ports.watched());
+        let has_control_edge = self.core.bell.arm(sleeper, self.core.ports.watched());
         if sleeper.is_some() {
-            self.core.on_arm(is_control_seen);
+            self.core.on_arm(has_control_edge);
         }
     }
 
@@ -585,16 +585,17 @@ impl Drop for RoceFabric {
             self.core.poll_once();
             // Discards the pending events, so that receivers waiting for room can exit.
             self.core.take_events(&mut Vec::new());
-            let left = self.core.time_left().unwrap_or(CLOSE_TIMEOUT).min(CLOSE_TIMEOUT);
+            let timeout = self.core.time_left().unwrap_or(CLOSE_TIMEOUT).min(CLOSE_TIMEOUT);
             if self.core.has_peers() {
-                self.wait(Sleeper::Progress, seen, Some(left));
+                self.wait(Sleeper::Progress, seen, Some(timeout));
                 self.arm(Some(Sleeper::Progress));
             }
         }
     }
 }
 
-/// No thread should panic while it holds a lock. After such a panic the state may be broken, so the fabric stops.
+/// Message of the panic with which the fabric stops after a thread panicked under a lock, because the state may be
+/// broken.
 const POISONED: &str = "a thread panicked while it held a lock of the roce fabric";
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -616,7 +617,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_retired_secret_stays_retired() {
+    fn an_unreadable_secret_file_keeps_the_last_secrets() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         let write = |digit: &str| {

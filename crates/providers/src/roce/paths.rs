@@ -14,7 +14,7 @@ pub(super) struct Paths(BTreeMap<IpAddr, Mtu>);
 
 impl Paths {
     /// Returns the path MTU to a host, if an earlier connection found one below the agreed maximum.
-    pub(super) fn to(&self, host: IpAddr) -> Option<Mtu> {
+    pub(super) fn mtu_to(&self, host: IpAddr) -> Option<Mtu> {
         self.0.get(&host).copied()
     }
 

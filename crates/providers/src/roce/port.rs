@@ -33,9 +33,9 @@ const TRAIN_BYTES_MAX: usize = 65507;
 /// Maximum number of packets of a train that all kernels accept.
 const TRAIN_PACKETS_MAX: usize = 64;
 /// Time in ns for which packets are sent one by one after the system refused a train.
-const TRAINS_AGAIN_NS: u64 = 60_000_000_000;
+const TRAINS_DISABLED_NS: u64 = 60_000_000_000;
 /// Maximum number of datagrams or trains that one call receives.
-const BATCH: usize = 8;
+const BATCH_MAX: usize = 8;
 /// Bytes of the UDP header, and of the IP header of each version.
 const UDP_BYTES: usize = 8;
 pub(super) const IPV4_BYTES: usize = 20;
@@ -48,27 +48,27 @@ const RECEIVED_BYTES_MAX: usize = 1 << 16;
 pub(super) struct Port {
     socket: UdpSocket,
     state: RwLock<UdpSocketState>,
-    /// End of the time without trains after a refusal, in ns since `begin`; 0 if trains are allowed.
-    trains_again_ns: AtomicU64,
-    begin: Instant,
+    /// End of the time without trains after a refusal, in ns since `opened`; 0 if trains are allowed.
+    trains_disabled_until_ns: AtomicU64,
+    opened: Instant,
     /// Address and port of the socket.
     address: SocketAddr,
     /// Further addresses of this host; if there are any, the socket is bound to all addresses.
-    others: Vec<IpAddr>,
+    other_addresses: Vec<IpAddr>,
     /// Number of the interface with the node's link-local address; 0 if it has none.
     scope: u32,
-    /// True if the socket takes IPv4 addresses in their IPv6-mapped form.
-    maps: bool,
+    /// True if the socket needs IPv4 addresses in their IPv6-mapped form.
+    maps_ipv4: bool,
     /// Number of trains and packets that the system refused.
     unsent: AtomicU64,
     /// Number of consecutive receives that returned as many packets as requested.
     full_in_a_row: AtomicU32,
     /// True if the system reports the arrival times of packets.
-    is_stamped: AtomicBool,
+    has_timestamps: AtomicBool,
     /// Index of the receiver thread that receives from this socket; 0 without receivers.
     pub(super) receiver: usize,
     /// Number of peers assigned to this socket: connected peers, and peers with a pending offer.
-    pub(super) users: AtomicUsize,
+    pub(super) peers: AtomicUsize,
     /// Division of the receive buffer among the peers.
     pub(super) sharing: Sharing,
     /// Answers the requests of stateless lanes of all peers of this socket.
@@ -81,42 +81,41 @@ impl Port {
     /// of `receive_bytes`; the system may grant less.
     pub(super) fn bind(
         address: IpAddr,
-        others: &[IpAddr],
+        other_addresses: &[IpAddr],
         receive_bytes: usize,
         receiver: usize,
         capture: Arc<OnceLock<Capture>>,
     ) -> io::Result<Port> {
-        let maps = !others.is_empty() && others.iter().chain([&address]).any(IpAddr::is_ipv6);
-        let socket = match maps {
+        let maps_ipv4 =
+            !other_addresses.is_empty() && other_addresses.iter().chain([&address]).any(IpAddr::is_ipv6);
+        let socket = match maps_ipv4 {
             true => bind_both()?,
-            false if others.is_empty() => UdpSocket::bind(own_scoped(SocketAddr::new(address, 0)))?,
+            false if other_addresses.is_empty() => UdpSocket::bind(own_scoped(SocketAddr::new(address, 0)))?,
             false => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?,
         };
-        let state = new_state(&socket, others)?;
+        let state = new_state(&socket, other_addresses)?;
         // Ignores a failure: a smaller buffer works, too.
         let _ = state.set_recv_buffer_size((&socket).into(), receive_bytes);
         let room = Room::new(state.recv_buffer_size((&socket).into())?);
-        let scope = [address].iter().chain(others).map(|own| scope_of(*own)).find(|scope| *scope != 0);
+        let scope =
+            [address].iter().chain(other_addresses).map(|own| scope_of(*own)).find(|scope| *scope != 0);
         let address = SocketAddr::new(address, socket.local_addr()?.port());
-        let (others, unsent, full_in_a_row) = (others.to_vec(), AtomicU64::new(0), AtomicU32::new(0));
-        let responder = Mutex::new(new_responder()?);
-        let (users, sharing, is_stamped) = (AtomicUsize::new(0), Sharing::new(room), AtomicBool::new(false));
         Ok(Port {
             socket,
             state: RwLock::new(state),
-            trains_again_ns: AtomicU64::new(0),
-            begin: Instant::now(),
+            trains_disabled_until_ns: AtomicU64::new(0),
+            opened: Instant::now(),
             address,
             scope: scope.unwrap_or(0),
-            others,
-            maps,
-            unsent,
-            full_in_a_row,
-            is_stamped,
+            other_addresses: other_addresses.to_vec(),
+            maps_ipv4,
+            unsent: AtomicU64::new(0),
+            full_in_a_row: AtomicU32::new(0),
+            has_timestamps: AtomicBool::new(false),
             receiver,
-            users,
-            sharing,
-            responder,
+            peers: AtomicUsize::new(0),
+            sharing: Sharing::new(room),
+            responder: Mutex::new(new_responder()?),
             capture,
         })
     }
@@ -155,8 +154,8 @@ impl Port {
 
     /// Makes the system report the arrival times of packets. Without this report, the time of the read counts as the
     /// arrival time.
-    pub(super) fn stamp(&self) {
-        if !self.is_stamped.swap(true, Relaxed) {
+    pub(super) fn enable_timestamps(&self) {
+        if !self.has_timestamps.swap(true, Relaxed) {
             single::enable_timestamps(&self.socket);
         }
     }
@@ -187,7 +186,7 @@ impl Port {
             while let Some(len) = next(train.room(packet_bytes_max)) {
                 train.add(len);
             }
-            train.leave();
+            train.send();
             train.refused
         })
     }
@@ -229,7 +228,7 @@ impl Port {
     /// Sends one packet without the library, which would spend time on control messages with default values. Returns
     /// false if the system refuses it.
     fn send_one(&self, ends: (SocketAddr, SocketAddr), packet: &[u8]) -> bool {
-        let sent = match self.others[..] {
+        let sent = match self.other_addresses[..] {
             [] => rustix::net::sendto(&self.socket, packet, SendFlags::empty(), &ends.1)
                 .map(drop)
                 .map_err(io::Error::from),
@@ -251,11 +250,11 @@ impl Port {
         segment_size: Option<usize>,
     ) -> io::Result<()> {
         let destination = match target.ip() {
-            IpAddr::V4(ip) if self.maps => SocketAddr::new(ip.to_ipv6_mapped().into(), target.port()),
+            IpAddr::V4(ip) if self.maps_ipv4 => SocketAddr::new(ip.to_ipv6_mapped().into(), target.port()),
             _ => scoped(target, self.scope),
         };
         // A socket bound to all addresses would choose a source that the peer may not expect.
-        let src_ip = Some(own.ip()).filter(|_| !self.others.is_empty());
+        let src_ip = Some(own.ip()).filter(|_| !self.other_addresses.is_empty());
         let transmit = Transmit { destination, ecn: None, contents: bytes, segment_size, src_ip };
         read(&self.state).try_send((&self.socket).into(), &transmit)
     }
@@ -271,19 +270,20 @@ impl Port {
         // A request for more datagrams than there are costs 0.3 us, so this requests one unless recent receives were
         // full.
         let full_in_a_row = self.full_in_a_row.load(Relaxed);
-        let wanted = if full_in_a_row < 2 { 1 } else { BATCH };
-        let received = match wanted {
-            1 if self.others.is_empty() => self.receive_one(batch),
-            _ => self.receive_some(batch, wanted),
+        let requested = if full_in_a_row < 2 { 1 } else { BATCH_MAX };
+        let received = match requested {
+            1 if self.other_addresses.is_empty() => self.receive_one(batch),
+            _ => self.receive_some(batch, requested),
         };
         // After an error, the batch is empty.
         batch.count = received.unwrap_or(0);
-        let is_full = batch.count == wanted;
+        let is_full = batch.count == requested;
         // Relaxed: one thread at a time receives from a socket.
         self.full_in_a_row.store(if is_full { full_in_a_row.saturating_add(1) } else { 0 }, Relaxed);
         if let Some(capture) = self.capture.get().filter(|_| batch.count > 0) {
             let own = |meta: &RecvMeta| {
-                let own = meta.dst_ip.map(|own| own.to_canonical()).filter(|_| !self.others.is_empty());
+                let own =
+                    meta.dst_ip.map(|own| own.to_canonical()).filter(|_| !self.other_addresses.is_empty());
                 self.at(own.unwrap_or(self.address.ip()))
             };
             capture.write(batch.packets().map(|(meta, packet)| (canonical(meta.addr), own(meta), packet)));
@@ -296,27 +296,27 @@ impl Port {
         Ok(1)
     }
 
-    fn receive_some(&self, batch: &mut Batch, wanted: usize) -> io::Result<usize> {
+    fn receive_some(&self, batch: &mut Batch, requested: usize) -> io::Result<usize> {
         let mut targets = batch.bytes.chunks_mut(RECEIVED_BYTES_MAX).map(IoSliceMut::new);
-        let mut targets: [IoSliceMut<'_>; BATCH] =
+        let mut targets: [IoSliceMut<'_>; BATCH_MAX] =
             std::array::from_fn(|_| targets.next().expect("as many as there are"));
-        read(&self.state).recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas)
+        read(&self.state).recv((&self.socket).into(), &mut targets[..requested], &mut batch.metas)
     }
 
-    /// Returns the properties of the socket: the maximum number of packets in a train, whether the kernel delivers
+    /// Returns the capabilities of the socket: the maximum number of packets in a train, whether the kernel delivers
     /// received trains whole, and the size of the receive buffer in bytes as the kernel counts it.
-    pub(super) fn offers(&self) -> (usize, bool, usize) {
+    pub(super) fn capabilities(&self) -> (usize, bool, usize) {
         let receive_bytes = read(&self.state).recv_buffer_size((&self.socket).into()).unwrap_or(0);
         (self.train_packets_max(), read(&self.state).gro_segments() > 1, receive_bytes)
     }
 
     /// Returns the maximum number of packets of a train.
     fn train_packets_max(&self) -> usize {
-        let again_ns = self.trains_again_ns.load(Relaxed);
+        let again_ns = self.trains_disabled_until_ns.load(Relaxed);
         if again_ns > 0 && self.now_ns() >= again_ns {
-            self.trains_again_ns.store(0, Relaxed);
+            self.trains_disabled_until_ns.store(0, Relaxed);
             // After a refusal, the library sends no trains while its state lives; so this replaces the state.
-            if let Ok(state) = new_state(&self.socket, &self.others) {
+            if let Ok(state) = new_state(&self.socket, &self.other_addresses) {
                 *write(&self.state) = state;
             }
         }
@@ -324,13 +324,13 @@ impl Port {
     }
 
     fn now_ns(&self) -> u64 {
-        self.begin.elapsed().as_nanos() as u64
+        self.opened.elapsed().as_nanos() as u64
     }
 
-    /// Disables trains for [`TRAINS_AGAIN_NS`].
+    /// Disables trains for [`TRAINS_DISABLED_NS`].
     fn on_train_refused(&self, error: &io::Error) {
-        if self.trains_again_ns.swap(self.now_ns() + TRAINS_AGAIN_NS, Relaxed) == 0 {
-            let seconds = TRAINS_AGAIN_NS / 1_000_000_000;
+        if self.trains_disabled_until_ns.swap(self.now_ns() + TRAINS_DISABLED_NS, Relaxed) == 0 {
+            let seconds = TRAINS_DISABLED_NS / 1_000_000_000;
             tracing::warn!(
                 "the system refused a train of packets ({error}): packets are sent one by one for {seconds} s"
             );
@@ -338,9 +338,9 @@ impl Port {
     }
 }
 
-fn new_state(socket: &UdpSocket, others: &[IpAddr]) -> io::Result<UdpSocketState> {
+fn new_state(socket: &UdpSocket, other_addresses: &[IpAddr]) -> io::Result<UdpSocketState> {
     let state = UdpSocketState::new(socket.into())?;
-    if others.is_empty() {
+    if other_addresses.is_empty() {
         single::disable_unread_options(socket);
     }
     Ok(state)
@@ -377,7 +377,7 @@ impl AsFd for Port {
     }
 }
 
-/// Packets to one target that have not been sent yet.
+/// A train that is being filled: packets to one target that have not been sent yet.
 struct Train<'a> {
     port: &'a Port,
     flow: &'a Flow,
@@ -397,7 +397,7 @@ impl Train<'_> {
     /// Returns the buffer for the next packet, with room for `bytes`; sends the train first if it lacks the room.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
         if self.bytes.len() - self.len < bytes {
-            self.leave();
+            self.send();
         }
         &mut self.bytes[self.len..]
     }
@@ -408,7 +408,7 @@ impl Train<'_> {
         let is_closed = self.len < self.packets * self.segment;
         if self.packets > 0 && (is_closed || len > self.segment || self.packets >= self.packets_max) {
             let begin = self.len;
-            self.leave();
+            self.send();
             // The packet begins a new train: move it to the front.
             self.bytes.copy_within(begin..begin + len, 0);
         }
@@ -420,7 +420,7 @@ impl Train<'_> {
         self.packets += 1;
     }
 
-    fn leave(&mut self) {
+    fn send(&mut self) {
         if self.packets > 0 {
             let train = &mut self.bytes[..self.len];
             self.refused += u64::from(!self.port.send_train(self.flow, self.ends, train, self.segment));
@@ -436,19 +436,19 @@ pub(super) type HeldAcks = Vec<(Arc<Connection>, usize)>;
 #[derive(Debug)]
 pub(super) struct Batch {
     bytes: Box<[u8]>,
-    metas: [RecvMeta; BATCH],
+    metas: [RecvMeta; BATCH_MAX],
     count: usize,
-    /// Consecutive polls that left packets in the socket.
+    /// Number of consecutive polls that left packets in the socket.
     full_in_a_row: u32,
     pub(super) held_acks: HeldAcks,
 }
 
 impl Batch {
     pub(super) fn new() -> Batch {
-        let bytes = vec![0; BATCH * RECEIVED_BYTES_MAX].into_boxed_slice();
+        let bytes = vec![0; BATCH_MAX * RECEIVED_BYTES_MAX].into_boxed_slice();
         Batch {
             bytes,
-            metas: [RecvMeta::default(); BATCH],
+            metas: [RecvMeta::default(); BATCH_MAX],
             count: 0,
             full_in_a_row: 0,
             held_acks: Vec::new(),
@@ -471,7 +471,7 @@ impl Batch {
     }
 
     /// Returns true if the system has given the arrival time of the first packet.
-    pub(super) fn is_stamped(&self) -> bool {
+    pub(super) fn has_timestamps(&self) -> bool {
         self.metas[..self.count].first().is_some_and(|meta| meta.timestamp.is_some())
     }
 
@@ -512,7 +512,7 @@ mod tests {
         while received.len() < count {
             port.receive(&mut batch);
             received.extend(batch.packets().map(|(_, packet)| {
-                let body = flow.open(packet).expect("the identification is that of its place");
+                let body = flow.open(packet).expect("the checksum covers the position in the train");
                 (body[BTH_BYTES], body[PLACE_BYTE] & PLACE_MAX)
             }));
         }
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_leave_singly_if_the_kernel_refuses_trains() {
+    fn packets_leave_one_by_one_if_the_kernel_refuses_trains() {
         let (from, to, flow) = ports();
         // Without UDP checksums, Linux refuses trains with EINVAL, but accepts single packets.
         let without_checksums: libc::c_int = 1;
@@ -544,15 +544,19 @@ mod tests {
         assert_eq!(failed, 0);
         assert_eq!(send(&from, &flow, to.address(), 0..5), 1);
         assert_eq!(receive(&to, &flow, 5), [0, 1, 2, 3, 4].map(|number| (number, 0)));
-        assert_eq!((from.unsent(), from.train_packets_max()), (0, 1), "it is not asked for again at once");
+        assert_eq!(
+            (from.unsent(), from.train_packets_max()),
+            (0, 1),
+            "the socket sends no trains for a while"
+        );
         assert_eq!(send(&from, &flow, to.address(), 5..8), 0);
         assert_eq!(receive(&to, &flow, 3), [5, 6, 7].map(|number| (number, 0)));
-        from.trains_again_ns.store(1, Relaxed);
-        assert!(from.train_packets_max() > 1, "it is asked for again later");
+        from.trains_disabled_until_ns.store(1, Relaxed);
+        assert!(from.train_packets_max() > 1, "the socket sends trains again");
     }
 
     #[test]
-    fn trains_go_on_after_a_refusal_of_all_packets() {
+    fn a_refusal_of_all_packets_disables_no_trains() {
         let (from, _to, flow) = ports();
         // Linux refuses packets to this address with EACCES, unless the socket asks for broadcasts.
         send(&from, &flow, SocketAddr::new(Ipv4Addr::BROADCAST.into(), 7000), 0..5);

@@ -28,7 +28,7 @@ pub struct SocketProbe {
 pub fn probe(address: IpAddr, hosts: &[IpAddr]) -> io::Result<SocketProbe> {
     let config = RoceConfig { address, ..RoceConfig::new("", "probe") };
     let ports = Ports::open(&config)?;
-    let (train_packets, receives_trains, counted_bytes) = ports.first().offers();
+    let (train_packets, receives_trains, counted_bytes) = ports.first().capabilities();
     Ok(SocketProbe {
         train_packets,
         receives_trains,

@@ -44,28 +44,28 @@ pub(super) struct Receiver {
 pub(super) struct Receivers {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
-    is_over: Arc<AtomicBool>,
+    must_exit: Arc<AtomicBool>,
     /// Becomes readable when the threads must exit; `None` without receivers, to save a descriptor.
-    over: Option<OwnedFd>,
+    exit_event: Option<OwnedFd>,
 }
 
 impl Receivers {
     pub(super) fn start(core: &Arc<Core>) -> io::Result<Receivers> {
         let count = core.receivers.len();
         let eventfd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let over = (count > 0).then(eventfd).transpose()?;
-        if let Some(over) = &over {
-            core.ports.wake_receivers_by(over.as_fd())?;
+        let exit_event = (count > 0).then(eventfd).transpose()?;
+        if let Some(exit_event) = &exit_event {
+            core.ports.wake_receivers_by(exit_event.as_fd())?;
         }
         let mut receivers = Receivers {
             core: core.clone(),
             threads: Vec::with_capacity(count),
-            is_over: Arc::default(),
-            over,
+            must_exit: Arc::default(),
+            exit_event,
         };
         for index in 0..count {
-            let (core, is_over) = (core.clone(), receivers.is_over.clone());
-            let receive = move || core.receive_until(index, &is_over);
+            let (core, must_exit) = (core.clone(), receivers.must_exit.clone());
+            let receive = move || core.receive_until(index, &must_exit);
             receivers.threads.push(threads::spawn(&format!("receiver-{index}"), receive)?);
         }
         Ok(receivers)
@@ -74,10 +74,10 @@ impl Receivers {
 
 impl Drop for Receivers {
     fn drop(&mut self) {
-        self.is_over.store(true, Relaxed);
-        if let Some(over) = &self.over {
-            // `over` stays readable, so a receiver sees the flag that was stored before.
-            let _ = rustix::io::write(over, &1u64.to_ne_bytes());
+        self.must_exit.store(true, Relaxed);
+        if let Some(exit_event) = &self.exit_event {
+            // The event stays readable, so a receiver sees the flag that was stored before.
+            let _ = rustix::io::write(exit_event, &1u64.to_ne_bytes());
         }
         self.core.events.interrupt();
         for thread in self.threads.drain(..) {
@@ -100,15 +100,16 @@ impl Drop for PanicGuard<'_> {
 }
 
 impl Core {
-    fn receive_until(&self, index: usize, is_over: &AtomicBool) {
+    /// The main function of a receiver thread: receives until `must_exit` is true.
+    fn receive_until(&self, index: usize, must_exit: &AtomicBool) {
         let _guard = PanicGuard(self);
         let mut batch = Batch::new();
-        while !is_over.load(Relaxed) {
+        while !must_exit.load(Relaxed) {
             if self.events.is_full() {
                 // Even if no pending event rings, a sleeping poller must wake to make room.
                 self.bell.on_received();
                 self.receivers[index].full_in_a_row.store(0, Relaxed);
-                self.events.await_room(|| is_over.load(Relaxed));
+                self.events.await_room(|| must_exit.load(Relaxed));
             }
             // A receiver that sleeps must not count as busy.
             let at_once = (batch.full_in_a_row() > 0).then(Timespec::default);
@@ -123,7 +124,7 @@ impl Core {
         let receiver = &self.receivers[index];
         let mut is_more = false;
         self.ports.for_each_ready_of(index, timeout, |port| {
-            let _alone = lock(&receiver.receiving);
+            let _guard = lock(&receiver.receiving);
             let received = self.receive_from(port, batch, None, self.now_ns());
             is_more |= received.is_more;
             if received.rings {
@@ -133,9 +134,9 @@ impl Core {
         is_more
     }
 
-    /// Receives in place of these receivers after a peer has gone: handles all packets that arrived earlier, but at
-    /// most `batches_max` batches per receiver.
-    pub(super) fn receive_in_place_of(
+    /// Receives in place of these receivers after a peer has ended its connection: handles all packets that arrived
+    /// earlier, but at most `batches_max` batches per receiver.
+    pub(super) fn receive_for_receivers(
         &self,
         receivers: BTreeSet<usize>,
         batch: &mut Batch,
@@ -172,10 +173,10 @@ mod tests {
         let seen = core.bell.seq();
         let receiver = catch_unwind(AssertUnwindSafe(|| {
             let _guard = PanicGuard(&core);
-            panic!("as a bug would have it");
+            panic!("a bug in a receiver");
         }));
         assert!(receiver.is_err());
-        assert_ne!(core.bell.seq(), seen, "the sleeper is woken");
+        assert_ne!(core.bell.seq(), seen, "the panic wakes the sleeper");
         assert!(catch_unwind(AssertUnwindSafe(|| core.poll_once())).is_err());
     }
 }

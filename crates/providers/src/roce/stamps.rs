@@ -19,7 +19,7 @@ impl Clock {
     /// Reads both clocks, if the system has reported arrival times for the batch.
     pub(super) fn read(batch: &Batch, own_ns: impl FnOnce() -> u64) -> Clock {
         let since_1970 = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok();
-        let both = batch.is_stamped().then(|| Some((own_ns(), since_1970()?)));
+        let both = batch.has_timestamps().then(|| Some((own_ns(), since_1970()?)));
         Clock(both.flatten())
     }
 

@@ -13,9 +13,9 @@ const REQUESTS: usize = 250;
 /// Runs traffic while `rule` changes packets on arrival. Returns, for each side, the number of changed packets or
 /// trains, and the counters of dropped packets. In a rule, `@th` counts bits from the start of the UDP header, which
 /// has 64 bits.
-fn run_with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
+fn run_with_rule(rule: &str, disables_offload: bool) -> Option<[(u64, Dropped); 2]> {
     let network = Network::new()?;
-    if singly {
+    if disables_offload {
         network.disable_offload();
     }
     let cluster = Cluster::new();
@@ -37,26 +37,26 @@ fn run_with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     Some([0, 1].map(|side| (changed[side], dropped(&pair)[side])))
 }
 
-/// Checks that the fabric drops each changed packet and accepts all other packets. If `is_stranger` is true, it must
-/// count the changed packets as packets of strangers, otherwise as refused.
-fn check_damage(rule: &str, singly: bool, is_stranger: bool) {
-    let Some(sides) = run_with_rule(rule, singly) else { return };
+/// Checks that the fabric drops each changed packet and accepts all other packets. If `is_misdirected` is true, it must
+/// count the changed packets as packets for an unknown queue pair, otherwise as refused.
+fn check_damage(rule: &str, disables_offload: bool, is_misdirected: bool) {
+    let Some(sides) = run_with_rule(rule, disables_offload) else { return };
     for (changed, dropped) in sides {
         assert!(changed > 10, "{changed} packets were changed");
-        let expected = if is_stranger { (0, changed) } else { (changed, 0) };
+        let expected = if is_misdirected { (0, changed) } else { (changed, 0) };
         assert_eq!((dropped.refused, dropped.strangers, dropped.malformed), (expected.0, expected.1, 0));
     }
 }
 
 #[test]
-fn a_changed_payload_is_refused() {
+fn packets_with_changed_payload_are_refused() {
     // No payload byte is above 0x7f.
     let rule = "udp length > 200 numgen random mod 6 == 0 @th,1000,8 set 0xee udp checksum set 0 counter";
     check_damage(rule, true, false);
 }
 
 #[test]
-fn a_changed_train_is_refused() {
+fn trains_with_a_changed_packet_are_refused() {
     // Changes the first packet of a train if it is the first or only packet of a long write, which its RETH shows.
     let rule =
         "@th,64,8 { 0x06, 0x0a } @th,256,32 > 1000 numgen random mod 3 == 0 @th,1000,8 set 0xee counter";
@@ -64,13 +64,13 @@ fn a_changed_train_is_refused() {
 }
 
 #[test]
-fn a_changed_packet_number_is_refused() {
-    // A rare packet that has this packet number already does not change.
+fn packets_with_a_changed_number_are_refused() {
+    // The rule does not change a packet that already has this number, which is rare.
     check_damage("udp length > 8 numgen random mod 12 == 0 @th,144,16 set 0x5aa5 counter", true, false);
 }
 
 #[test]
-fn an_unknown_queue_pair_counts_as_a_stranger() {
+fn packets_for_an_unknown_queue_pair_are_counted_separately() {
     check_damage("udp length > 8 numgen random mod 12 == 0 @th,104,16 set 0x5aa5 counter", true, true);
 }
 

@@ -11,7 +11,7 @@ use crate::world::Network;
 /// Number of requests that each end makes.
 const REQUESTS: usize = 400;
 
-/// Counts packets that arrive at a side; drops some of them.
+/// Count the packets that arrive at a side, and drop one in twelve.
 const DROPS: [&str; 2] = ["udp length > 8 counter", "udp length > 8 numgen random mod 12 == 0 counter drop"];
 
 #[test]
@@ -34,7 +34,7 @@ fn lost_trains_are_retransmitted() {
 fn go_back_n_retransmits_lost_packets() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
-    // The second end supports the retransmission of single packets, the first does not, so neither uses it.
+    // Only the second end supports selective repeat, so neither end uses it.
     let configs = [0, 1].map(|side| RoceConfig { selective: side == 1, ..network.config(&cluster, side) });
     let mut pair = network.connect(configs);
     network.on_arrival(0, &DROPS);
@@ -66,7 +66,7 @@ fn stateless_lanes_retransmit_lost_packets() {
 
 /// A router may treat a train as one packet that is too long.
 #[test]
-fn packets_leave_singly_if_a_router_drops_trains() {
+fn packets_leave_one_by_one_if_a_router_drops_trains() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
     let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));

@@ -16,19 +16,19 @@ fn lane(flow: u32) -> Lane {
     Lane { number: 1, class: Class::Bulk, flow }
 }
 
-/// Posts [`SLICES`] long writes of flow 2 and then a short one of flow 3. Returns the ids of the long ones, and of the
-/// short one.
-fn post_long_and_short(pair: &mut Pair, own: Key, theirs: Key) -> (Vec<WorkId>, WorkId) {
+/// Posts [`SLICES`] long writes of flow 2 and then a short write of flow 3, from the first to the second end. Returns
+/// the ids of the long writes, and of the short one.
+fn post_long_and_short(pair: &mut Pair, source: Key, target: Key) -> (Vec<WorkId>, WorkId) {
     let slice = || {
-        let local = Local::Registered { key: own, offset: 0, len: SLICE };
-        Operation::Write { local, remote: remote(theirs, 0) }
+        let local = Local::Registered { key: source, offset: 0, len: SLICE };
+        Operation::Write { local, remote: remote(target, 0) }
     };
     let long = (0..SLICES).map(|_| pair.post_to(0, lane(2), slice())).collect();
-    let short = Operation::Write { local: inline(b"short"), remote: remote(theirs, SLICE) };
+    let short = Operation::Write { local: inline(b"short"), remote: remote(target, SLICE) };
     (long, pair.post_to(0, lane(3), short))
 }
 
-fn ended(pair: &mut Pair) -> Option<(WorkId, Status)> {
+fn take_completion(pair: &mut Pair) -> Option<(WorkId, Status)> {
     match pair.ends[0].take_completion()? {
         Completion { status, kind: CompletionKind::Done { id }, .. } => Some((id, status)),
         other => panic!("{other:?}"),
@@ -36,51 +36,51 @@ fn ended(pair: &mut Pair) -> Option<(WorkId, Status)> {
 }
 
 #[test]
-fn a_short_request_overtakes_the_waiting_ones_of_another_flow() {
+fn a_short_request_overtakes_waiting_requests_of_another_flow() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
     let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));
-    let ((own, _), (theirs, _)) = (pair.ends[0].register(1 << 20), pair.ends[1].register(1 << 20));
-    let ((long_own, source), (long_theirs, target)) =
+    let ((source, _), (target, _)) = (pair.ends[0].register(1 << 20), pair.ends[1].register(1 << 20));
+    let ((long_source, source_window), (long_target, target_window)) =
         (pair.ends[0].register(LONG), pair.ends[1].register(LONG));
     let pattern: Vec<u8> =
         (0..LONG / 8).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
-    source.write(0, &pattern).unwrap();
+    source_window.write(0, &pattern).unwrap();
     // The first round measures the path.
     for round in 0..2 {
-        let (long, short) = post_long_and_short(&mut pair, own, theirs);
+        let (long, short) = post_long_and_short(&mut pair, source, target);
         let mut order = Vec::new();
         while order.len() <= SLICES {
-            let (id, status) = pair.until("a completion", ended);
+            let (id, status) = pair.until("a completion", take_completion);
             assert_eq!(status, Status::Success);
             order.push(id);
         }
-        let at = order.iter().position(|id| *id == short).expect("it has completed");
+        let at = order.iter().position(|id| *id == short).expect("the short request has completed");
         order.remove(at);
         assert_eq!(order, long, "the requests of a flow keep their order");
-        assert!(round == 0 || at < SLICES / 2, "{at} long requests went first");
+        assert!(round == 0 || at < SLICES / 2, "{at} long requests completed first");
     }
 
-    // A single long request leaves in parts, so the short one overtakes its rest.
-    let local = Local::Registered { key: long_own, offset: 0, len: LONG };
-    let write = Operation::Write { local, remote: remote(long_theirs, 0) };
+    // A single long request leaves in parts, so the short request overtakes the later parts.
+    let local = Local::Registered { key: long_source, offset: 0, len: LONG };
+    let write = Operation::Write { local, remote: remote(long_target, 0) };
     let long = pair.post_to(0, lane(2), write);
     let short =
-        pair.post_to(0, lane(3), Operation::Write { local: inline(b"short"), remote: remote(theirs, 0) });
+        pair.post_to(0, lane(3), Operation::Write { local: inline(b"short"), remote: remote(target, 0) });
     for id in [short, long] {
-        assert_eq!(pair.until("a completion", ended), (id, Status::Success));
+        assert_eq!(pair.until("a completion", take_completion), (id, Status::Success));
     }
     let mut arrived = vec![0; LONG as usize];
-    target.read(0, &mut arrived).unwrap();
+    target_window.read(0, &mut arrived).unwrap();
     assert!(arrived == pattern, "all parts have arrived");
 
-    let (long, short) = post_long_and_short(&mut pair, own, theirs);
+    let (long, short) = post_long_and_short(&mut pair, source, target);
     pair.ends[1].fabric.close();
-    let mut left: Vec<WorkId> = long.into_iter().chain([short]).collect();
-    while !left.is_empty() {
-        let (id, _) = pair.until("the end of each request", ended);
-        let before = left.len();
-        left.retain(|other| *other != id);
-        assert_eq!(left.len() + 1, before, "each request ends once");
+    let mut outstanding: Vec<WorkId> = long.into_iter().chain([short]).collect();
+    while !outstanding.is_empty() {
+        let (id, _) = pair.until("the completion of each request", take_completion);
+        let before = outstanding.len();
+        outstanding.retain(|other| *other != id);
+        assert_eq!(outstanding.len() + 1, before, "each request completes once");
     }
 }

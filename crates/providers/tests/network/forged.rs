@@ -49,7 +49,7 @@ impl Setup {
         Some(Setup { _network: network, cluster, pair, traffic, forger })
     }
 
-    /// Returns all packets that the first end has sent to the second.
+    /// Returns the packets that the first end has sent to the second.
     fn sent(&self) -> Vec<Datagram> {
         let own = self.pair.ends[0].fabric.local_address();
         let all = datagrams(&self.cluster.0.join("one.pcap")).into_iter();
@@ -92,13 +92,13 @@ impl Setup {
     }
 
     /// Checks that the connection still works.
-    fn check_traffic(mut self) {
+    fn check_connection_works(mut self) {
         self.traffic.run(&mut self.pair, 100);
     }
 }
 
 #[test]
-fn repeated_packets_have_no_effect() {
+fn replayed_packets_have_no_effect() {
     let Some(mut setup) = Setup::new() else { return };
     let sent = setup.sent();
     // Overwrites the bytes that the first writes wrote.
@@ -117,5 +117,5 @@ fn repeated_packets_have_no_effect() {
         counted.queue_pairs.duplicates + counted.queue_pairs.stale + counted.queue_pairs.malformed
     };
     assert_eq!(kinds(&after) - kinds(&before), all.len() as u64);
-    setup.check_traffic();
+    setup.check_connection_works();
 }

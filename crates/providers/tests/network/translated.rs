@@ -41,7 +41,7 @@ fn write_from_other_address(pair: &mut Pair) -> halite_fabric::Key {
 }
 
 #[test]
-fn a_rebound_peer_is_reported_and_recovers() {
+fn a_changed_address_is_reported_and_the_connection_recovers_when_it_returns() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
     let mut pair = network.connect(
@@ -67,7 +67,7 @@ fn a_rebound_peer_is_reported_and_recovers() {
 }
 
 #[test]
-fn dialling_through_a_translation_fails_with_a_reason() {
+fn dialling_through_an_address_translation_fails_with_a_reason() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
     std::fs::create_dir_all(&cluster.0).unwrap();

@@ -108,7 +108,7 @@ fn expected(sent: &Datagram) -> Option<Values> {
 }
 
 #[test]
-fn wireshark_decodes_the_fields_that_were_sent() {
+fn wireshark_decodes_the_sent_fields() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
     let capture = cluster.0.join("one.pcap");

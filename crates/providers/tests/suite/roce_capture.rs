@@ -36,13 +36,13 @@ fn post_all_kinds(pair: &mut Pair) {
 }
 
 /// Returns the packets of a capture from one port to another, without their times.
-fn between(path: &Path, source: u16, target: u16) -> Vec<Vec<u8>> {
+fn packets_between(path: &Path, source: u16, target: u16) -> Vec<Vec<u8>> {
     let wanted = |datagram: &Datagram| datagram.source.port() == source && datagram.target.port() == target;
     datagrams(path).into_iter().filter(wanted).map(|datagram| datagram.ip).collect()
 }
 
 #[test]
-fn both_ends_write_the_same_packets() {
+fn both_ends_capture_the_same_packets() {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let begin = now();
     let cluster = Cluster::new();
@@ -52,7 +52,7 @@ fn both_ends_write_the_same_packets() {
     let ports = [0, 1].map(|end: usize| pair.ends[end].fabric.local_address().port());
     let sent = pair.ends[0].counters().sent;
     let [one, two] = ["one.pcap", "two.pcap"].map(|name| cluster.0.join(name));
-    let there = between(&one, ports[0], ports[1]);
+    let there = packets_between(&one, ports[0], ports[1]);
     assert!(there.len() > 90 && there.len() as u64 >= sent, "{} packets of {sent}", there.len());
     assert!(datagrams(&one).iter().all(|sent| sent.payload().ends_with(&icrc_of(&sent.ip).to_le_bytes())));
     let span = begin..=now();
@@ -60,9 +60,9 @@ fn both_ends_write_the_same_packets() {
         datagrams(&one).iter().all(|datagram| span.contains(&datagram.time)),
         "a packet has a wrong time"
     );
-    let (back, files) = (between(&two, ports[1], ports[0]), [&two, &one]);
+    let (back, files) = (packets_between(&two, ports[1], ports[0]), [&two, &one]);
     for (sent, at) in [(there, 0), (back, 1)] {
-        let received = between(files[at], ports[at], ports[1 - at]);
+        let received = packets_between(files[at], ports[at], ports[1 - at]);
         // The last acknowledgement may not have arrived yet.
         assert!(received.len() > 20 && received.len() + 1 >= sent.len());
         assert_eq!(sent[..received.len()], received);
@@ -84,7 +84,7 @@ fn stateless_lanes_send_packets_as_long_as_the_probes() {
     post_all_kinds(&mut pair);
     let ports = [0, 1].map(|end: usize| pair.ends[end].fabric.local_address().port());
     let longest = |source: usize, target: usize, is_stateless: bool| {
-        let sent = between(&cluster.0.join("one.pcap"), ports[source], ports[target]);
+        let sent = packets_between(&cluster.0.join("one.pcap"), ports[source], ports[target]);
         // The opcode follows the headers of IPv4 and UDP.
         let lengths = sent.iter().filter(|ip| (ip[28] >= 0xe0) == is_stateless).map(Vec::len);
         lengths.max().expect("there are packets of both kinds")
@@ -95,7 +95,7 @@ fn stateless_lanes_send_packets_as_long_as_the_probes() {
 }
 
 #[test]
-fn a_capture_of_another_fabric_is_refused() {
+fn a_file_into_which_another_fabric_captures_is_refused() {
     let cluster = Cluster::new();
     let one = config(&cluster, "one");
     let two = RoceConfig { pcap: one.pcap.clone(), ..config(&cluster, "two") };

@@ -1,4 +1,4 @@
-//! Hostile packets and greetings: a roce fabric counts and drops them, and its other connection continues.
+//! A roce fabric counts and drops hostile packets and greetings, and its connection continues.
 
 use crate::common;
 
@@ -15,22 +15,22 @@ use halite_mem::Window;
 use halite_providers::RoceConfig;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Two ends, memory of the second one, and a capture of the first one's packets.
-struct Watched {
+/// Two ends, memory of the second end, and a capture of the packets of the first end.
+struct CapturedPair {
     pair: Pair,
     key: Key,
     memory: Window,
     cluster: Cluster,
 }
 
-impl Watched {
-    fn new() -> Watched {
+impl CapturedPair {
+    fn new() -> CapturedPair {
         let cluster = Cluster::new();
         let pcap = Some(cluster.0.join("one.pcap"));
         let one = RoceConfig { pcap, ..RoceConfig::new(&cluster.0, "one") };
         let pair = Pair::open(one, RoceConfig::new(&cluster.0, "two"));
         let (key, memory) = pair.ends[1].register(1 << 16);
-        Watched { pair, key, memory, cluster }
+        CapturedPair { pair, key, memory, cluster }
     }
 
     fn address(&self, end: usize) -> SocketAddr {
@@ -46,8 +46,8 @@ impl Watched {
     }
 
     /// Executes a write, a fetch-add and a send, and checks that no other request was executed.
-    fn use_once(&mut self, round: u8) {
-        let Watched { pair, key, memory, .. } = self;
+    fn run_round(&mut self, round: u8) {
+        let CapturedPair { pair, key, memory, .. } = self;
         pair.run(0, Operation::Write { local: inline(&[round; 16]), remote: remote(*key, 64) });
         let before = pair.run(0, Operation::FetchAdd { remote: remote(*key, 0), add: 1 });
         assert_eq!(before, u64::from(round) - 1, "each addition was executed once");
@@ -56,11 +56,11 @@ impl Watched {
         assert_eq!(message, (vec![round], 0));
         assert_eq!(bytes_of(memory, 64, 16), [round; 16]);
         pair.settle();
-        assert!(pair.ends.iter().all(|end| end.events.is_empty()), "there are no other events");
+        assert!(pair.ends.iter().all(|end| end.events.is_empty()), "no other event occurred");
     }
 
     /// Waits until the second end has dropped this many packets.
-    fn until_dropped(&mut self, count: u64) {
+    fn wait_for_drops(&mut self, count: u64) {
         self.pair.until("dropped packets", |pair| {
             let dropped = pair.ends[1].fabric.dropped();
             (dropped.strangers + dropped.refused + dropped.malformed >= count).then_some(())
@@ -68,36 +68,37 @@ impl Watched {
     }
 }
 
-fn stranger() -> UdpSocket {
+/// Returns a socket of an unknown sender.
+fn unknown_sender() -> UdpSocket {
     UdpSocket::bind("127.0.0.1:0").unwrap()
 }
 
 #[test]
-fn garbage_from_strangers_is_counted_and_dropped() {
-    let mut watched = Watched::new();
-    watched.use_once(1);
-    let (stranger, target) = (stranger(), watched.address(1));
+fn garbage_from_unknown_senders_is_counted_and_dropped() {
+    let mut captured = CapturedPair::new();
+    captured.run_round(1);
+    let (sender, target) = (unknown_sender(), captured.address(1));
     let lens = (0..80).chain([511, 4136, 9000, 65_507]);
     for (count, len) in (1..).zip(lens) {
         let bytes: Vec<u8> = (0..len).map(|at| (at * 31 + len) as u8).collect();
-        stranger.send_to(&bytes, target).unwrap();
-        watched.until_dropped(count);
+        sender.send_to(&bytes, target).unwrap();
+        captured.wait_for_drops(count);
     }
-    watched.use_once(2);
+    captured.run_round(2);
 }
 
 /// A poller polls again while `Fabric::traffic` changes.
 #[test]
 fn empty_packets_of_a_peer_keep_a_poller_busy_only_while_they_arrive() {
     const COUNT: u64 = 200;
-    let mut watched = Watched::new();
-    watched.use_once(1);
-    let arrived = watched.pair.ends[1].counters().arrived;
-    let empty = Operation::Write { local: inline(&[]), remote: remote(watched.key, 0) };
+    let mut captured = CapturedPair::new();
+    captured.run_round(1);
+    let arrived = captured.pair.ends[1].counters().arrived;
+    let empty = Operation::Write { local: inline(&[]), remote: remote(captured.key, 0) };
     for _ in 0..COUNT {
-        watched.pair.post(0, empty);
+        captured.pair.post(0, empty);
     }
-    let [sender, poller] = &watched.pair.ends;
+    let [sender, poller] = &captured.pair.ends;
     let (mut busy, mut completions) = (0, Vec::new());
     while completions.len() < COUNT as usize {
         sender.fabric.poll(&mut completions);
@@ -105,14 +106,14 @@ fn empty_packets_of_a_peer_keep_a_poller_busy_only_while_they_arrive() {
         assert_eq!(poller.fabric.poll(&mut Vec::new()), 0);
         busy += u64::from(poller.fabric.traffic() != before);
     }
-    watched.pair.settle();
-    let end = &watched.pair.ends[1];
+    captured.pair.settle();
+    let end = &captured.pair.ends[1];
     let packets = end.counters().arrived - arrived;
     assert!((1..=packets).contains(&busy), "{busy} busy polls for {packets} packets");
-    // Datagrams without a packet, whoever sends them, are not work.
+    // Empty datagrams are no packets, so they do not count as traffic.
     let quiet = end.fabric.traffic();
-    let (stranger, target) = (stranger(), watched.address(1));
-    (0..COUNT).for_each(|_| assert_eq!(stranger.send_to(&[], target).unwrap(), 0));
+    let (sender, target) = (unknown_sender(), captured.address(1));
+    (0..COUNT).for_each(|_| assert_eq!(sender.send_to(&[], target).unwrap(), 0));
     let before = end.fabric.dropped().strangers;
     (0..COUNT).for_each(|_| assert_eq!(end.fabric.poll(&mut Vec::new()), 0));
     assert_eq!(end.fabric.dropped().strangers - before, COUNT);
@@ -121,24 +122,24 @@ fn empty_packets_of_a_peer_keep_a_poller_busy_only_while_they_arrive() {
 }
 
 #[test]
-fn packets_replayed_by_a_stranger_are_refused() {
-    let mut watched = Watched::new();
-    watched.use_once(1);
-    let (stranger, target) = (stranger(), watched.address(1));
-    let sent = watched.sent();
+fn packets_replayed_from_another_address_are_refused() {
+    let mut captured = CapturedPair::new();
+    captured.run_round(1);
+    let (sender, target) = (unknown_sender(), captured.address(1));
+    let sent = captured.sent();
     for datagram in &sent {
-        stranger.send_to(datagram.payload(), target).unwrap();
+        sender.send_to(datagram.payload(), target).unwrap();
     }
-    watched.until_dropped(sent.len() as u64);
-    let end = &watched.pair.ends[1];
+    captured.wait_for_drops(sent.len() as u64);
+    let end = &captured.pair.ends[1];
     assert_eq!(end.fabric.dropped().refused, sent.len() as u64);
     // The fabric reports the replay as a peer whose address NAT has changed, but the connection keeps its address.
     let change = end.fabric.address_change(end.peer).expect("packets came from another address");
-    let (agreed, seen) = (watched.address(0), stranger.local_addr().unwrap());
+    let (agreed, seen) = (captured.address(0), sender.local_addr().unwrap());
     assert_eq!((change.agreed, change.seen, change.packets), (agreed, seen, sent.len() as u64));
     assert_eq!(end.fabric.path(end.peer).unwrap().elsewhere, Some((seen, sent.len() as u64)));
     assert!(change.to_string().contains(&format!("come from {seen} and not from {agreed}")));
-    watched.use_once(2);
+    captured.run_round(2);
 }
 
 /// Returns a socket connected to the fabric's listener.
@@ -164,7 +165,7 @@ fn bad_and_missing_greetings_end_the_connection() {
             let _ = rustix::net::send(&socket, greeting, SendFlags::NOSIGNAL);
         }
         let mut file = std::fs::File::from(socket);
-        pair.until("the fabric to hang up", |_| match file.read(&mut [0; 2000]) {
+        pair.until("a hang-up of the fabric", |_| match file.read(&mut [0; 2000]) {
             Ok(0) => Some(()),
             // The fabric may send the reason first.
             Ok(_) => None,
@@ -173,23 +174,23 @@ fn bad_and_missing_greetings_end_the_connection() {
         });
         assert!(file.write(b"late").is_err());
     }
-    assert!(pair.ends.iter().all(|end| end.events.is_empty()), "there is no event");
+    assert!(pair.ends.iter().all(|end| end.events.is_empty()), "no event occurred");
     pair.run(0, Operation::Send { bytes: b"still here", imm: 0 });
 }
 
-/// A node's progress thread once learned a second late that a connection was ready, because a control message without
-/// an event was pending.
+/// Regression: a node's progress thread noticed a second late that a connection was ready, because a control message
+/// without an event was pending.
 #[test]
 fn the_poll_before_a_sleep_reads_control_messages() {
-    let watched = Watched::new();
-    let [leaving, sleeper] = &watched.pair.ends;
+    let captured = CapturedPair::new();
+    let [leaving, sleeper] = &captured.pair.ends;
     // The fabric has read all control messages now, and the connection is up.
     let mut events = Vec::new();
     sleeper.fabric.poll(&mut events);
     assert!(events.is_empty() && sleeper.fabric.path(sleeper.peer).is_some(), "{events:?}");
     assert!(leaving.fabric.path(leaving.peer).is_some());
     leaving.fabric.disconnect(leaving.peer);
-    stranger().send_to(&[7; 64], watched.address(1)).unwrap();
+    unknown_sender().send_to(&[7; 64], captured.address(1)).unwrap();
     sleeper.fabric.arm(Some(Sleeper::Progress));
     sleeper.fabric.poll(&mut events);
     assert!(events.iter().any(|event| matches!(event, Event::Disconnected { .. })), "{events:?}");
@@ -197,16 +198,16 @@ fn the_poll_before_a_sleep_reads_control_messages() {
 
 #[test]
 fn a_flooded_socket_does_not_hide_a_disconnection() {
-    let watched = Watched::new();
-    let [leaving, flooded] = &watched.pair.ends;
+    let captured = CapturedPair::new();
+    let [leaving, flooded] = &captured.pair.ends;
     leaving.fabric.disconnect(leaving.peer);
-    let (stranger, target) = (stranger(), watched.address(1));
+    let (sender, target) = (unknown_sender(), captured.address(1));
     let mut events = Vec::new();
-    let is_seen = (0..10_000).any(|_| {
+    let is_reported = (0..10_000).any(|_| {
         // One poll receives at most eight packets.
-        (0..8).for_each(|_| assert_eq!(stranger.send_to(&[7; 64], target).unwrap(), 64));
+        (0..8).for_each(|_| assert_eq!(sender.send_to(&[7; 64], target).unwrap(), 64));
         flooded.fabric.poll(&mut events);
         events.iter().any(|event| matches!(event, Event::Disconnected { .. }))
     });
-    assert!(is_seen, "{events:?}");
+    assert!(is_reported, "{events:?}");
 }

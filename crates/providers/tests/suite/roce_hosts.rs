@@ -17,17 +17,17 @@ use halite_providers::{Hosts, RoceConfig, RoceFabric};
 /// Time limit that turns a hang into a failure; no test should come near it.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Fabrics that share no directory, as on different hosts.
-struct World {
+/// Fabrics that share no directory, as if on different hosts.
+struct RemoteHosts {
     cluster: Cluster,
     fabrics: Vec<Arc<RoceFabric>>,
 }
 
-impl World {
-    fn new() -> World {
+impl RemoteHosts {
+    fn new() -> RemoteHosts {
         let cluster = Cluster::new();
         std::fs::create_dir_all(&cluster.0).unwrap();
-        World { cluster, fabrics: Vec::new() }
+        RemoteHosts { cluster, fabrics: Vec::new() }
     }
 
     fn open(&mut self, name: &str, secrets: Secrets, configure: fn(&mut RoceConfig)) -> Arc<RoceFabric> {
@@ -40,7 +40,7 @@ impl World {
     }
 
     /// Waits until both ends have reported the connection.
-    fn until_connected(&self, ends: [&Arc<RoceFabric>; 2]) {
+    fn wait_until_connected(&self, ends: [&Arc<RoceFabric>; 2]) {
         let (begin, mut are_connected) = (Instant::now(), [false; 2]);
         while are_connected.contains(&false) {
             for (end, is_connected) in ends.iter().zip(&mut are_connected) {
@@ -59,7 +59,7 @@ impl World {
     /// Connects `from` to `to`.
     fn connect(&self, from: &Arc<RoceFabric>, to: &Arc<RoceFabric>) {
         from.connect(&port_of(to).to_string(), b"hello");
-        self.until_connected([from, to]);
+        self.wait_until_connected([from, to]);
     }
 
     /// Polls all fabrics, and checks that there is no event.
@@ -71,19 +71,19 @@ impl World {
         }
     }
 
-    /// Polls all fabrics until they close the stranger's connection; returns the bytes that the stranger read.
-    fn read_all(&self, stranger: &mut TcpStream) -> Vec<u8> {
-        stranger.set_nonblocking(true).unwrap();
+    /// Polls all fabrics until they close the client's connection; returns the bytes that the client read.
+    fn read_all(&self, client: &mut TcpStream) -> Vec<u8> {
+        client.set_nonblocking(true).unwrap();
         let (begin, mut read, mut bytes) = (Instant::now(), Vec::new(), [0; 256]);
         loop {
             self.turn();
-            match stranger.read(&mut bytes) {
+            match client.read(&mut bytes) {
                 Ok(0) => return read,
                 Ok(len) => read.extend(&bytes[..len]),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) => return read,
             }
-            assert!(begin.elapsed() < TIMEOUT, "the connection stays open");
+            assert!(begin.elapsed() < TIMEOUT, "the fabric keeps the connection open");
         }
     }
 }
@@ -104,8 +104,8 @@ fn with_short_timeouts(config: &mut RoceConfig) {
 
 #[test]
 fn dialling_without_a_secret_fails_with_a_reason() {
-    let world = World::new();
-    let one = RoceFabric::open(RoceConfig::new(world.cluster.0.join("one"), "one")).unwrap();
+    let hosts = RemoteHosts::new();
+    let one = RoceFabric::open(RoceConfig::new(hosts.cluster.0.join("one"), "one")).unwrap();
     one.connect("127.0.0.1:1", b"");
     let mut events = Vec::new();
     one.poll(&mut events);
@@ -115,39 +115,38 @@ fn dialling_without_a_secret_fails_with_a_reason() {
 
 #[test]
 fn connections_without_the_secret_are_closed() {
-    let mut world = World::new();
+    let mut hosts = RemoteHosts::new();
     let secrets = secrets();
-    let one = world.open("one", secrets.clone(), unchanged);
-    let two = world.open("two", secrets, with_short_timeouts);
+    let one = hosts.open("one", secrets.clone(), unchanged);
+    let two = hosts.open("two", secrets, with_short_timeouts);
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"HLT\x09", b"HLT\x02\x02\xff\xff", &[0xff; 5000]] {
-        let mut stranger = TcpStream::connect(port_of(&two)).unwrap();
-        stranger.write_all(bytes).unwrap();
-        let read = world.read_all(&mut stranger);
+        let mut client = TcpStream::connect(port_of(&two)).unwrap();
+        client.write_all(bytes).unwrap();
+        let read = hosts.read_all(&mut client);
         assert!(read.len() <= 7, "{read:?}");
     }
-    // A hello from a stranger that does not know the secret is refused with a reason.
-    let mut stranger = TcpStream::connect(port_of(&two)).unwrap();
-    stranger.write_all(&[&b"HLT\x02\x01\x30\x00"[..], &[7; 48]].concat()).unwrap();
-    assert_eq!(world.read_all(&mut stranger), b"HLT\x02\x03\x00\x00");
-    // A stranger that sends nothing is dropped after a timeout.
+    // A hello from a client that does not know the secret is refused with a reason.
+    let mut client = TcpStream::connect(port_of(&two)).unwrap();
+    client.write_all(&[&b"HLT\x02\x01\x30\x00"[..], &[7; 48]].concat()).unwrap();
+    assert_eq!(hosts.read_all(&mut client), b"HLT\x02\x03\x00\x00");
+    // A client that sends nothing is dropped after a timeout.
     let mut silent = TcpStream::connect(port_of(&two)).unwrap();
-    world.read_all(&mut silent);
-    world.connect(&one, &two);
+    hosts.read_all(&mut silent);
+    hosts.connect(&one, &two);
 }
 
 #[test]
-fn unauthenticated_connections_are_limited() {
-    let mut world = World::new();
+fn unauthenticated_connections_cannot_block_a_peer() {
+    let mut hosts = RemoteHosts::new();
     let secrets = secrets();
-    let one = world.open("one", secrets.clone(), unchanged);
-    let two = world.open("two", secrets, with_short_timeouts);
-    let mut strangers: Vec<TcpStream> =
-        (0..100).map(|_| TcpStream::connect(port_of(&two)).unwrap()).collect();
-    for stranger in &mut strangers {
-        world.read_all(stranger);
+    let one = hosts.open("one", secrets.clone(), unchanged);
+    let two = hosts.open("two", secrets, with_short_timeouts);
+    let mut clients: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(port_of(&two)).unwrap()).collect();
+    for client in &mut clients {
+        hosts.read_all(client);
     }
     assert!(two.dropped().strangers >= 100 - 2 * 8, "{:?}", two.dropped());
-    world.connect(&one, &two);
+    hosts.connect(&one, &two);
 }
 
 /// A port that closes the first connections, and forwards later connections to the port of a fabric.
@@ -183,22 +182,22 @@ fn forward(mut from: TcpStream, mut to: TcpStream) {
 }
 
 #[test]
-fn a_dial_is_repeated_after_a_hang_up() {
-    let mut world = World::new();
+fn a_host_is_dialled_again_after_a_hang_up() {
+    let mut hosts = RemoteHosts::new();
     let secrets = secrets();
-    let one = world.open("one", secrets.clone(), unchanged);
-    let two = world.open("two", secrets, unchanged);
+    let one = hosts.open("one", secrets.clone(), unchanged);
+    let two = hosts.open("two", secrets, unchanged);
     let flaky = FlakyPort::new(3, port_of(&two));
     one.connect(&flaky.address.to_string(), b"hello");
-    world.until_connected([&one, &two]);
+    hosts.wait_until_connected([&one, &two]);
     assert_eq!(flaky.dialled.load(Relaxed), 4);
 }
 
 /// The other end may hang up because packets of the handshake were lost, so the caller must be able to dial again.
 #[test]
-fn a_hang_up_without_a_reason_counts_as_silence() {
-    let mut world = World::new();
-    let one = world.open("one", secrets(), |config| config.handshake_timeout = Duration::from_millis(200));
+fn a_hang_up_without_a_reason_permits_another_dial() {
+    let mut hosts = RemoteHosts::new();
+    let one = hosts.open("one", secrets(), |config| config.handshake_timeout = Duration::from_millis(200));
     let flaky = FlakyPort::new(usize::MAX, port_of(&one));
     one.connect(&flaky.address.to_string(), b"hello");
     let (begin, mut events) = (Instant::now(), Vec::new());

@@ -11,8 +11,8 @@ use halite_rnic::Cause;
 
 use super::super::connection::Connection;
 use super::super::control::Attempt;
+use super::super::control_socket::ControlEvent;
 use super::super::greeting::{LEFT_BYTES_MAX, Message};
-use super::super::line::LineEvent;
 use super::super::{lock, write};
 use super::{Core, NEVER};
 
@@ -20,13 +20,15 @@ use super::{Core, NEVER};
 const END_REASONS_MAX: usize = 256;
 
 /// Describes what ended a connection.
-pub(super) fn end_reason(event: LineEvent) -> String {
+pub(super) fn end_reason(event: ControlEvent) -> String {
     match event {
-        LineEvent::HungUp(Some(error)) | LineEvent::Unreachable(error) => error.to_string(),
-        LineEvent::HungUp(None) => "closed without a farewell: its process or its host has ended".to_owned(),
-        LineEvent::Malformed(what) => format!("it sent {what}"),
-        LineEvent::Bad(bad) => bad.to_string(),
-        LineEvent::Message(_) => "it sent an unexpected message".to_owned(),
+        ControlEvent::HungUp(Some(error)) | ControlEvent::Unreachable(error) => error.to_string(),
+        ControlEvent::HungUp(None) => {
+            "closed without a farewell: its process or its host has ended".to_owned()
+        }
+        ControlEvent::Malformed(what) => format!("it sent {what}"),
+        ControlEvent::ChannelFailed(error) => error.to_string(),
+        ControlEvent::Message(_) => "it sent an unexpected message".to_owned(),
     }
 }
 
@@ -43,7 +45,7 @@ pub(super) fn end_cause(cause: Cause) -> String {
 }
 
 impl Core {
-    /// Returns why the connection to a peer has ended.
+    /// Removes and returns the reason why the connection to a peer has ended.
     pub(in crate::roce) fn take_end_reason(&self, peer: PeerId) -> Option<String> {
         lock(&self.end_reasons).remove(&peer)
     }
@@ -61,16 +63,17 @@ impl Core {
     /// Ends a connection between hosts without waiting for acknowledgements: the last message contains the
     /// unacknowledged packets, and the kernel delivers this message. Returns false and has no effect if that is not
     /// possible.
-    fn leave_at_once(&self, connection: &Connection) -> bool {
+    fn end_without_acknowledgements(&self, connection: &Connection) -> bool {
         let mut control = lock(&self.control);
-        if control.own_address(connection.token).is_none() || !connection.is_up() {
+        if control.own_ip(connection.token).is_none() || !connection.is_up() {
             return false;
         }
         // Closing a socket with unread input resets it, and the last message would be lost.
-        while let Some(LineEvent::Message(_)) = control.receive(connection.token) {}
-        let rest = connection.rest(&self.registered, LEFT_BYTES_MAX);
-        let is_sent =
-            rest.and_then(Message::left_with).is_some_and(|left| control.send_last(connection.token, &left));
+        while let Some(ControlEvent::Message(_)) = control.receive(connection.token) {}
+        let packets = connection.unacknowledged_packets(&self.registered, LEFT_BYTES_MAX);
+        let is_sent = packets
+            .and_then(Message::left_with)
+            .is_some_and(|left| control.send_last(connection.token, &left));
         drop(control);
         if is_sent {
             self.end_as(connection, false);
@@ -78,9 +81,10 @@ impl Core {
         is_sent
     }
 
+    /// Ends a connection; `exited` is true if the peer's process has exited.
     fn end_as(&self, connection: &Connection, exited: bool) {
         if let Some(reason) = connection.take_end_reason() {
-            // Before the event, which makes the poller ask.
+            // Stored before the event is queued, because the poller then calls `take_end_reason`.
             let mut reasons = lock(&self.end_reasons);
             reasons.insert(connection.peer, reason);
             while reasons.len() > END_REASONS_MAX {
@@ -112,7 +116,7 @@ impl Core {
         lock(&self.control).remove(connection.token);
         let sharing = &connection.port_use.port().sharing;
         if sharing.leave(connection.peer) {
-            self.share(sharing, self.now_ns());
+            self.rebalance(sharing, self.now_ns());
         }
         self.bell.wake();
     }
@@ -133,11 +137,11 @@ impl Core {
         };
         self.end_failed(lock(&self.control));
         for Attempt { address, .. } in dialled {
-            self.fail_to_connect(address, "this fabric is closed".to_owned(), ConnectTrouble::Theirs);
+            self.report_connect_failure(address, "this fabric is closed".to_owned(), ConnectTrouble::Theirs);
         }
         for connection in self.peers() {
-            connection.leave();
-            if !self.leave_at_once(&connection) {
+            connection.start_closing();
+            if !self.end_without_acknowledgements(&connection) {
                 self.end_if_over(&connection, None);
             }
         }

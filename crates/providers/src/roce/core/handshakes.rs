@@ -1,4 +1,4 @@
-//! Handshakes with peers: accepts, dials and answers, and detects hang-ups.
+//! Handshakes with peers: accepts connections, answers offers, and detects hang-ups.
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -9,8 +9,8 @@ use halite_rnic::{Config, Congestion, Mtu, Retry};
 
 use super::super::connection::{Connection, QUEUE_MAX};
 use super::super::control::{Accepted, Attempt, Control, Handshake};
+use super::super::control_socket::ControlEvent;
 use super::super::greeting::{Grants, Message, Offer};
-use super::super::line::LineEvent;
 use super::super::port::Batch;
 use super::super::ports::PortUse;
 use super::super::stateless::agree;
@@ -31,30 +31,30 @@ const EXIT_NS: u64 = 200_000_000;
 impl Core {
     /// Accepts peers, handles their messages and detects their hang-ups.
     pub(super) fn poll_control(&self, batch: &mut Batch, now_ns: u64) {
-        let mut gone = Vec::new();
+        let mut ended = Vec::new();
         {
             let mut control = lock(&self.control);
-            let (tokens, is_wanted) = control.ready();
-            self.control_is_empty.store(tokens.is_empty() && !is_wanted, Relaxed);
-            if is_wanted {
-                self.accept(&mut control, now_ns, &mut gone);
+            let (tokens, has_newcomer) = control.ready();
+            self.control_is_empty.store(tokens.is_empty() && !has_newcomer, Relaxed);
+            if has_newcomer {
+                self.accept(&mut control, now_ns, &mut ended);
             }
             for token in tokens {
-                self.handle_messages(&mut control, token, now_ns, &mut gone);
+                self.handle_messages(&mut control, token, now_ns, &mut ended);
             }
             control.refusals.tell_left_out(now_ns);
             self.update_handshake_deadline(&control);
             self.end_failed(control);
         }
-        if !gone.is_empty() {
-            // Messages that a peer sent before it closed have arrived; receive them first.
+        if !ended.is_empty() {
+            // Packets that a peer sent before it closed have arrived; receive them first.
             if self.receivers.is_empty() {
                 let _ = (0..LAST_BATCHES_MAX).find(|_| !self.receive(batch, now_ns));
             } else {
-                let theirs = gone.iter().map(|connection| connection.port_use.port().receiver).collect();
-                self.receive_in_place_of(theirs, batch, LAST_BATCHES_MAX);
+                let receivers = ended.iter().map(|connection| connection.port_use.port().receiver).collect();
+                self.receive_for_receivers(receivers, batch, LAST_BATCHES_MAX);
             }
-            for connection in gone {
+            for connection in ended {
                 if connection.is_up() {
                     connection.handle_last_packets(self.context(now_ns), &self.events);
                 }
@@ -63,49 +63,49 @@ impl Core {
         }
     }
 
-    fn accept(&self, control: &mut Control, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
+    fn accept(&self, control: &mut Control, now_ns: u64, ended: &mut Vec<Arc<Connection>>) {
         for _ in 0..ACCEPTED_MAX {
-            let mut line = match control.accept() {
-                Ok(Some(Accepted::Line(line))) => line,
-                Ok(Some(Accepted::Stranger(socket, from))) => {
-                    self.make_room_for(control, from, now_ns, gone);
-                    let Some(line) = control.answer(socket, from) else { return };
-                    line
+            let mut socket = match control.accept() {
+                Ok(Some(Accepted::SameHost(socket))) => socket,
+                Ok(Some(Accepted::OtherHost(socket, dialler))) => {
+                    self.make_room_for(control, dialler, now_ns, ended);
+                    let Some(socket) = control.accepted_tcp(socket, dialler) else { return };
+                    socket
                 }
                 Ok(None) | Err(_) => return,
             };
             if control.len() >= self.config.peers_max {
                 let reason = format!("it has {} connections, and accepts no more", self.config.peers_max);
-                let _ = line.send(&Message::Refused { reason });
+                let _ = socket.send(&Message::Refused { reason });
                 continue;
             }
             let deadline_ns = self.handshake_deadline_ns();
             // If epoll cannot watch the socket, this closes it, and the other end detects that.
-            let _ = control.add(line, Handshake::Accepted { deadline_ns });
+            let _ = control.add(socket, Handshake::Accepted { deadline_ns });
         }
     }
 
-    /// If unauthenticated connections have reached their limit, closes one to make room for `from`, so that they cannot
-    /// block other hosts.
+    /// If unauthenticated connections have reached their limit, closes one to make room for the host `dialler`, so that
+    /// they cannot block other hosts.
     fn make_room_for(
         &self,
         control: &mut Control,
-        from: IpAddr,
+        dialler: IpAddr,
         now_ns: u64,
-        gone: &mut Vec<Arc<Connection>>,
+        ended: &mut Vec<Arc<Connection>>,
     ) {
-        let Some(token) = control.link_to_evict_for(from) else { return };
+        let Some(token) = control.link_to_evict_for(dialler) else { return };
         // Its authentication may have arrived by now.
-        self.handle_messages(control, token, now_ns, gone);
-        if !control.is_stranger(token) {
+        self.handle_messages(control, token, now_ns, ended);
+        if !control.is_unauthenticated(token) {
             return;
         }
-        let evicted = control.from(token).unwrap_or(from);
+        let evicted = control.dialler(token).unwrap_or(dialler);
         control.remove(token);
         self.dropped.strangers.fetch_add(1, Relaxed);
         control.refusals.tell(now_ns, || {
             tracing::warn!(
-                "closed the unauthenticated connection from {evicted} to make room for one from {from}"
+                "closed the unauthenticated connection from {evicted} to make room for one from {dialler}"
             );
         });
     }
@@ -116,10 +116,10 @@ impl Core {
         control: &mut Control,
         token: u64,
         now_ns: u64,
-        gone: &mut Vec<Arc<Connection>>,
+        ended: &mut Vec<Arc<Connection>>,
     ) {
         if let Some(Handshake::HungUp { connection, .. }) = control.handshake(token) {
-            gone.push(connection.clone());
+            ended.push(connection.clone());
             return;
         }
         while let Some(event) = control.receive(token) {
@@ -130,34 +130,34 @@ impl Core {
                 *handshake = Handshake::Connected(connection.clone());
             }
             match (&*handshake, event) {
-                (Handshake::Accepted { .. }, LineEvent::Message(Message::Dial { offer, hello })) => {
-                    if let Err(reason) = self.answer(control, token, offer, hello, now_ns) {
+                (Handshake::Accepted { .. }, ControlEvent::Message(Message::Dial { offer, hello })) => {
+                    if let Err(reason) = self.answer_dial(control, token, offer, hello, now_ns) {
                         control.send(token, &Message::Refused { reason: reason.clone() });
                         self.refuse(control, token, &reason);
                     }
                 }
                 (
                     Handshake::Dialled { attempt, offer, port_use, .. },
-                    LineEvent::Message(Message::Accept { offer: theirs, grants, hello }),
+                    ControlEvent::Message(Message::Accept { offer: peer_offer, grants, hello }),
                 ) => {
                     let (attempt, offer, port_use) = (attempt.clone(), *offer, port_use.clone());
-                    if !offer.suits(&theirs) {
+                    if !offer.has_ip_version_of(&peer_offer) {
                         return self.fail(control, token, "its address is of another IP version than ours");
                     }
-                    if agree(&offer, &theirs).0 != grants.is_some() {
+                    if agree(&offer, &peer_offer).0 != grants.is_some() {
                         return self.refuse(control, token, "its grants do not match the offers");
                     }
                     let address = Some(attempt.address.clone());
-                    let is_elsewhere = control.own_address(token).is_some();
-                    let connection = self.connect(
+                    let is_other_host = control.own_ip(token).is_some();
+                    let connection = self.create_connection(
                         token,
                         (&offer, port_use),
-                        &theirs,
+                        &peer_offer,
                         (hello, address),
-                        is_elsewhere,
+                        is_other_host,
                         now_ns,
                     );
-                    self.install(&connection, grants);
+                    self.install_grants(&connection, grants);
                     let deadline_ns = self.handshake_deadline_ns();
                     let number = attempt.number;
                     if let Some(handshake) = control.handshake(token) {
@@ -168,113 +168,115 @@ impl Core {
                             deadline_ns,
                         };
                     }
-                    if is_elsewhere {
+                    if is_other_host {
                         self.add_deadline(now_ns);
                         self.send_early_ready(control, &connection, number);
                     } else {
-                        self.make_ready(control, &connection);
+                        self.complete_handshake(control, &connection);
                     }
                 }
                 (
                     Handshake::Agreed { connection, attempt: None, .. },
-                    LineEvent::Message(Message::Ready { grants }),
+                    ControlEvent::Message(Message::Ready { grants }),
                 ) if grants.is_some() == connection.is_stateless() => {
                     let connection = connection.clone();
-                    self.install(&connection, grants);
+                    self.install_grants(&connection, grants);
                     self.handle_ready(control, token, &connection);
                 }
-                (Handshake::Connected(connection), LineEvent::Message(Message::Ready { grants }))
+                (Handshake::Connected(connection), ControlEvent::Message(Message::Ready { grants }))
                     if grants.is_some() == connection.is_stateless() =>
                 {
                     let connection = connection.clone();
-                    self.install(&connection, grants);
+                    self.install_grants(&connection, grants);
                     self.bring_up(&connection);
                 }
-                (Handshake::Connected(connection), LineEvent::Message(Message::Left { packets })) => {
-                    connection.note_end("it closed the connection".to_owned());
+                (Handshake::Connected(connection), ControlEvent::Message(Message::Left { packets })) => {
+                    connection.record_end_reason("it closed the connection".to_owned());
                     connection.store_last_packets(packets);
-                    gone.push(connection.clone());
+                    ended.push(connection.clone());
                     return;
                 }
                 (Handshake::Connected(connection), event) => {
                     let connection = connection.clone();
-                    let is_left_open = matches!(event, LineEvent::HungUp(_)) && connection.is_up();
-                    connection.note_end(end_reason(event));
-                    if !(is_left_open && control.await_exit(token, now_ns + EXIT_NS)) {
-                        gone.push(connection);
+                    let may_exit = matches!(event, ControlEvent::HungUp(_)) && connection.is_up();
+                    connection.record_end_reason(end_reason(event));
+                    if !(may_exit && control.await_exit(token, now_ns + EXIT_NS)) {
+                        ended.push(connection);
                     }
                     return;
                 }
                 (Handshake::HungUp { .. }, _) => return,
-                (Handshake::Agreed { .. }, LineEvent::Message(Message::Left { .. })) => {
+                (Handshake::Agreed { .. }, ControlEvent::Message(Message::Left { .. })) => {
                     self.fail(control, token, "it hung up")
                 }
-                (_, LineEvent::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
-                (_, LineEvent::Message(_)) => self.refuse(control, token, "it sent an unexpected message"),
-                (_, LineEvent::Malformed(what)) => self.refuse(control, token, &format!("it sent {what}")),
-                (_, LineEvent::Bad(bad)) => self.refuse_bad(control, token, bad),
-                (_, LineEvent::Unreachable(error)) => self.fail(control, token, &error.to_string()),
-                (_, LineEvent::HungUp(_)) => self.fail_hung_up(control, token),
+                (_, ControlEvent::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
+                (_, ControlEvent::Message(_)) => self.refuse(control, token, "it sent an unexpected message"),
+                (_, ControlEvent::Malformed(what)) => self.refuse(control, token, &format!("it sent {what}")),
+                (_, ControlEvent::ChannelFailed(error)) => self.refuse_channel_error(control, token, error),
+                (_, ControlEvent::Unreachable(error)) => self.fail(control, token, &error.to_string()),
+                (_, ControlEvent::HungUp(_)) => self.fail_hung_up(control, token),
             }
         }
     }
 
     /// Answers the offer of a dialling peer. An error contains the reason for the refusal.
-    fn answer(
+    fn answer_dial(
         &self,
         control: &mut Control,
         token: u64,
-        theirs: Offer,
+        peer_offer: Offer,
         hello: Vec<u8>,
         now_ns: u64,
     ) -> Result<(), String> {
-        let host = theirs.address.ip();
-        if host.is_loopback() && control.from(token).is_some_and(|from| !from.is_loopback()) {
+        let host = peer_offer.address.ip();
+        if host.is_loopback() && control.dialler(token).is_some_and(|dialler| !dialler.is_loopback()) {
             return Err(format!(
                 "it cannot send packets to {host}: a loopback address reaches only processes of the same host"
             ));
         }
         let mtu = self.mtu_to(host);
-        let own = match control.own_address(token) {
-            Some(own) => self.ports.address_as(Some(own)),
+        let own = match control.own_ip(token) {
+            Some(own) => self.ports.source_ip(Some(own)),
             None => self.ports.address_for(host),
         };
         let port_use = self.port_use();
-        let ours =
-            control.offer(port_use.port().at(own), mtu, &self.config).map_err(|error| error.to_string())?;
-        if !ours.suits(&theirs) {
-            control.withdraw(&ours);
-            return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
+        let own_offer = control
+            .create_offer(port_use.port().at(own), mtu, &self.config)
+            .map_err(|error| error.to_string())?;
+        if !own_offer.has_ip_version_of(&peer_offer) {
+            control.withdraw_offer(&own_offer);
+            return Err(format!("{} cannot be reached from {}", peer_offer.address, own_offer.address));
         }
-        let connection = self.connect(token, (&ours, port_use), &theirs, (hello, None), false, now_ns);
+        let connection =
+            self.create_connection(token, (&own_offer, port_use), &peer_offer, (hello, None), false, now_ns);
         let grants = connection.grants();
-        // The dialling end may be a replay, so it gets no later deadline than a silent one.
+        // The dialling end may be a replay, so its deadline is no later than that of a silent end.
         let deadline_ns = self.handshake_deadline_ns();
         if let Some(handshake) = control.handshake(token) {
             *handshake = Handshake::Agreed { connection, attempt: None, has_sent_ready: false, deadline_ns };
             let hello = self.config.hello.clone();
-            control.send(token, &Message::Accept { offer: ours, grants, hello });
+            control.send(token, &Message::Accept { offer: own_offer, grants, hello });
         }
         Ok(())
     }
 
     /// Creates a connection with the queue pairs of both offers. If `awaits_answer` is true, the connection stays down
     /// until the peer answers a path probe.
-    fn connect(
+    fn create_connection(
         &self,
         token: u64,
-        (ours, port_use): (&Offer, Arc<PortUse>),
-        theirs: &Offer,
+        (own_offer, port_use): (&Offer, Arc<PortUse>),
+        peer_offer: &Offer,
         (hello, dialled): (Vec<u8>, Option<String>),
         awaits_answer: bool,
         now_ns: u64,
     ) -> Arc<Connection> {
-        let mtu = ours.mtu.min(theirs.mtu);
-        let selective = ours.selective && theirs.selective;
-        let tells_waits = selective && ours.tells_waits && theirs.tells_waits;
-        let is_elsewhere = !self.ports.is_of_this_host(theirs.address.ip());
-        if tells_waits && is_elsewhere || agree(ours, theirs).0 {
-            port_use.port().stamp();
+        let mtu = own_offer.mtu.min(peer_offer.mtu);
+        let selective = own_offer.selective && peer_offer.selective;
+        let tells_waits = selective && own_offer.tells_waits && peer_offer.tells_waits;
+        let is_other_host = !self.ports.is_own_address(peer_offer.address.ip());
+        if tells_waits && is_other_host || agree(own_offer, peer_offer).0 {
+            port_use.port().enable_timestamps();
         }
         let config = Config {
             mtu,
@@ -285,26 +287,27 @@ impl Core {
             reads_max: READS_MAX,
             answers_max: READS_MAX,
             room_packets: 1,
-            fills_path: is_elsewhere,
+            fills_path: is_other_host,
             retry: Retry::Lease(self.config.lease),
             finds_path: true,
             selective,
             tells_waits,
             // Processes of one host share no network, so credits are enough.
-            congestion: if is_elsewhere { self.config.congestion } else { Congestion::Grant },
+            congestion: if is_other_host { self.config.congestion } else { Congestion::Grant },
             ..Config::default()
         };
         let mut table = write(&self.table);
-        table.last += 1;
-        let peer = PeerId(table.last);
-        let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, port_use, now_ns));
+        table.peer_last += 1;
+        let peer = PeerId(table.peer_last);
+        let connection =
+            Arc::new(Connection::new(peer, token, &config, own_offer, peer_offer, port_use, now_ns));
         connection.store_hello(hello, dialled);
         if awaits_answer {
             connection.await_answer();
         }
-        let before = lock(&self.paths).to(theirs.address.ip());
-        if let Some(before) = before {
-            connection.lanes().for_each(|mut lane| lane.expect_path(now_ns, before));
+        let known_mtu = lock(&self.paths).mtu_to(peer_offer.address.ip());
+        if let Some(mtu) = known_mtu {
+            connection.lanes().for_each(|mut lane| lane.expect_path(now_ns, mtu));
         }
         for (index, qpn) in connection.qpns().iter().enumerate().take(connection.lane_count()) {
             table.lanes.insert(qpn.value(), (connection.clone(), index));
@@ -318,12 +321,12 @@ impl Core {
         drop(table);
         let sharing = &connection.port_use.port().sharing;
         sharing.join(&connection);
-        self.share(sharing, now_ns);
+        self.rebalance(sharing, now_ns);
         connection
     }
 
     /// Installs the peer's grants, and sends the requests that have waited for them.
-    fn install(&self, connection: &Connection, grants: Option<Grants>) {
+    fn install_grants(&self, connection: &Connection, grants: Option<Grants>) {
         if let Some(grants) = grants {
             connection.install(&grants, self.config.lease);
             self.add_deadline(self.now_ns());
@@ -353,10 +356,10 @@ impl Core {
         }
     }
 
-    /// Handles the first answer to a probe that this end sent as the dialling end.
-    pub(super) fn handle_answered(&self, connection: &Arc<Connection>) {
+    /// Handles the first answer to a path probe of this dialling end.
+    pub(super) fn on_probe_answered(&self, connection: &Arc<Connection>) {
         let mut control = lock(&self.control);
-        self.make_ready(&mut control, connection);
+        self.complete_handshake(&mut control, connection);
         self.update_handshake_deadline(&control);
         self.end_failed(control);
     }
@@ -365,7 +368,7 @@ impl Core {
     /// peer learns this reason before its own deadline.
     pub(super) fn shorten_deadline(&self, connection: &Connection, now_ns: u64) {
         let mut control = lock(&self.control);
-        let soon_ns = connection.met_ns + self.handshake_timeout_ns() / 2;
+        let soon_ns = connection.offers_known_ns + self.handshake_timeout_ns() / 2;
         if let Some(Handshake::Agreed { attempt: None, deadline_ns, .. }) =
             control.handshake(connection.token)
             && *deadline_ns > soon_ns
@@ -390,9 +393,9 @@ impl Core {
     /// Handles Ready from the dialling end, which has proven that it knows the secret. If that end is on another host,
     /// the connection comes up only after a packet from it has arrived, too.
     fn handle_ready(&self, control: &mut Control, token: u64, connection: &Arc<Connection>) {
-        let is_elsewhere = control.own_address(token).is_some();
+        let is_other_host = control.own_ip(token).is_some();
         let Some(handshake) = control.handshake(token) else { return };
-        if connection.on_ready() || !is_elsewhere {
+        if connection.on_ready() || !is_other_host {
             *handshake = Handshake::Connected(connection.clone());
             self.bring_up(connection);
         } else if let Handshake::Agreed { deadline_ns, .. } = handshake {
@@ -402,14 +405,14 @@ impl Core {
     }
 
     /// Completes the handshake of a dialling end, and sends Ready unless that was sent early.
-    fn make_ready(&self, control: &mut Control, connection: &Arc<Connection>) {
+    fn complete_handshake(&self, control: &mut Control, connection: &Arc<Connection>) {
         let Some(handshake) = control.handshake(connection.token) else { return };
         let Handshake::Agreed { attempt: Some(Attempt { number, .. }), has_sent_ready, .. } = *handshake
         else {
             return;
         };
         *handshake = Handshake::Connected(connection.clone());
-        control.forget_attempt(number);
+        control.close_attempt(number);
         if !has_sent_ready {
             control.send(connection.token, &Message::Ready { grants: connection.grants() });
         }
@@ -425,7 +428,7 @@ impl Core {
         if let Some((hello, dialled)) = connection.bring_up() {
             let peer = connection.peer;
             events.push(Event::Connected { peer, hello, dialled });
-            events.extend(connection.take_early());
+            events.extend(connection.take_early_events());
             drop(events);
             // The next timer run begins to probe the path on all lanes. It locks no other lane at that time.
             self.add_deadline(self.now_ns());
@@ -434,18 +437,18 @@ impl Core {
 
     /// Ends the handshakes whose deadline has passed, and begins the dials that are due.
     pub(super) fn run_handshake_timers(&self, now_ns: u64) {
-        let mut gone = Vec::new();
+        let mut ended = Vec::new();
         {
             let mut control = lock(&self.control);
-            for token in control.late(now_ns) {
-                self.handle_deadline(&mut control, token, now_ns, &mut gone);
+            for token in control.expired(now_ns) {
+                self.handle_deadline(&mut control, token, now_ns, &mut ended);
             }
             self.dial_postponed(&mut control, now_ns);
             control.refusals.tell_left_out(now_ns);
             self.update_handshake_deadline(&control);
             self.end_failed(control);
         }
-        gone.iter().for_each(|connection| self.end(connection));
+        ended.iter().for_each(|connection| self.end(connection));
     }
 
     fn handle_deadline(
@@ -453,19 +456,21 @@ impl Core {
         control: &mut Control,
         token: u64,
         now_ns: u64,
-        gone: &mut Vec<Arc<Connection>>,
+        ended: &mut Vec<Arc<Connection>>,
     ) {
         let Some(handshake) = control.handshake(token) else { return };
         match handshake {
-            _ if handshake.end_ns().is_none_or(|end_ns| now_ns < end_ns) => self.dial_also(control, token),
-            Handshake::HungUp { connection, .. } => gone.push(connection.clone()),
+            _ if handshake.end_ns().is_none_or(|end_ns| now_ns < end_ns) => {
+                self.dial_next_in_parallel(control, token)
+            }
+            Handshake::HungUp { connection, .. } => ended.push(connection.clone()),
             Handshake::Agreed { connection, .. } if connection.is_up() => {
                 *handshake = Handshake::Connected(connection.clone());
             }
             Handshake::Agreed { connection, attempt, .. } if connection.address_change().is_some() => {
-                let is_dialled = attempt.is_none();
+                let has_dialled = attempt.is_some();
                 let reason = connection.address_change().map(|change| change.to_string()).unwrap_or_default();
-                if is_dialled {
+                if !has_dialled {
                     control.send(token, &Message::Refused { reason: reason.clone() });
                 }
                 self.fail(control, token, &reason);
@@ -477,13 +482,13 @@ impl Core {
                 );
                 self.fail(control, token, &reason);
             }
-            _ => self.fail_silent(control, token),
+            _ => self.fail_unanswered(control, token),
         }
     }
 
     /// Updates the next deadline of the handshakes.
     pub(in crate::roce) fn update_handshake_deadline(&self, control: &Control) {
-        let at_ns = control.next_late().unwrap_or(NEVER).min(control.refusals.due_ns());
+        let at_ns = control.next_deadline_ns().unwrap_or(NEVER).min(control.refusals.due_ns());
         if at_ns < self.handshake_due_ns.swap(at_ns, SeqCst) {
             self.wake_for(at_ns);
         }

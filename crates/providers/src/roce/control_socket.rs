@@ -1,4 +1,4 @@
-//! A control connection between two ends: a Unix socket within a host, an encrypted TCP stream between hosts.
+//! The socket of a control connection: a Unix socket within a host, an encrypted TCP stream between hosts.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -21,9 +21,9 @@ const _: () =
 const READ_BYTES: usize = 4096;
 const SEND: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
-/// One end of a line.
+/// The local end of a control connection.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ControlSocket {
     socket: OwnedFd,
     /// State of a TCP connection; `None` for a Unix socket.
     stream: Option<Box<Stream>>,
@@ -36,32 +36,32 @@ struct Stream {
     channel: Channel,
     /// True until the TCP connection is established.
     is_connecting: bool,
-    /// Address of the other end, if the other end has dialled.
-    from: Option<IpAddr>,
+    /// Address of the other host if that host has dialled; `None` if this end has dialled.
+    dialler: Option<IpAddr>,
 }
 
-/// A message of the other end of a line, or a change of the line's state.
+/// A message from the other end, or a change of the connection's state.
 #[derive(Debug)]
-pub(super) enum LineEvent {
+pub(super) enum ControlEvent {
     Message(Message),
     /// An invalid message, with a description of the defect.
     Malformed(String),
     /// The encrypted channel failed, for example because the other end has another secret.
-    Bad(BadChannel),
+    ChannelFailed(BadChannel),
     /// The other end cannot be reached.
     Unreachable(io::Error),
     /// The connection has ended, with the system's error if it did not end in order.
     HungUp(Option<io::Error>),
 }
 
-impl Line {
+impl ControlSocket {
     /// Connects to a Unix socket of this host.
-    pub(super) fn dial_path(path: &Path) -> io::Result<Line> {
-        Ok(Line::to_process(meeting::connect(path)?))
+    pub(super) fn dial_path(path: &Path) -> io::Result<ControlSocket> {
+        Ok(ControlSocket::to_process(meeting::connect(path)?))
     }
 
-    /// Starts to connect to another host. A later call of [`Line::receive`] reports a failure.
-    pub(super) fn dial_host(address: SocketAddr, secrets: Secrets) -> io::Result<Line> {
+    /// Starts to connect to another host. A later call of [`ControlSocket::receive`] reports a failure.
+    pub(super) fn dial_host(address: SocketAddr, secrets: Secrets) -> io::Result<ControlSocket> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -71,18 +71,14 @@ impl Line {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let stream = Stream { channel, is_connecting: true, from: None };
-        Ok(Line { socket, stream: Some(Box::new(stream)), process: None })
+        let stream = Stream { channel, is_connecting: true, dialler: None };
+        Ok(ControlSocket { socket, stream: Some(Box::new(stream)), process: None })
     }
 
-    /// Wraps a connection that the local Unix socket accepted.
-    pub(super) fn accepted(socket: OwnedFd) -> Line {
-        Line::to_process(socket)
-    }
-
-    fn to_process(socket: OwnedFd) -> Line {
-        let process = process_behind(socket.as_fd());
-        Line { socket, stream: None, process }
+    /// Wraps a Unix socket whose other end is a process of this host.
+    pub(super) fn to_process(socket: OwnedFd) -> ControlSocket {
+        let process = peer_process(socket.as_fd());
+        ControlSocket { socket, stream: None, process }
     }
 
     /// Returns the pidfd of the process at the other end, which becomes readable when the process ends; `None` if the
@@ -98,8 +94,8 @@ impl Line {
 
     /// Accepts the next pending connection of a listener, and returns it with its source address; `None` if no
     /// connection is pending.
-    pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, IpAddr)>> {
-        let (socket, from) = match listener.accept() {
+    pub(super) fn accept_tcp(listener: &TcpListener) -> io::Result<Option<(TcpStream, IpAddr)>> {
+        let (socket, source) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) => match error.kind() {
                 // A connection reset while it waited is not an error.
@@ -112,28 +108,29 @@ impl Line {
         };
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        Ok(Some((socket, from.ip().to_canonical())))
+        Ok(Some((socket, source.ip().to_canonical())))
     }
 
-    /// Wraps an accepted TCP connection. The peer must know one of the secrets.
-    pub(super) fn answer(socket: TcpStream, from: IpAddr, secrets: Secrets) -> Line {
-        let stream = Stream { channel: Channel::answer(secrets), is_connecting: false, from: Some(from) };
-        Line { socket: socket.into(), stream: Some(Box::new(stream)), process: None }
+    /// Wraps a TCP connection that the host `dialler` has opened. That host must know one of the secrets.
+    pub(super) fn accepted_tcp(socket: TcpStream, dialler: IpAddr, secrets: Secrets) -> ControlSocket {
+        let channel = Channel::answer(secrets);
+        let stream = Stream { channel, is_connecting: false, dialler: Some(dialler) };
+        ControlSocket { socket: socket.into(), stream: Some(Box::new(stream)), process: None }
     }
 
     /// Returns the address of the other host, if that host has dialled. Returns `None` for a Unix socket, and if this
     /// end has dialled.
-    pub(super) fn from(&self) -> Option<IpAddr> {
-        self.stream.as_ref()?.from
+    pub(super) fn dialler(&self) -> Option<IpAddr> {
+        self.stream.as_ref()?.dialler
     }
 
     /// Returns true if the other end has proven that it knows the secret, and is not a replay.
-    pub(super) fn is_proven(&self) -> bool {
+    pub(super) fn is_authenticated(&self) -> bool {
         self.stream.as_ref().is_none_or(|stream| stream.channel.is_proven())
     }
 
-    /// Returns the local address of a line between hosts, even before the other host has answered.
-    pub(super) fn own_address(&self) -> Option<IpAddr> {
+    /// Returns the local address of a connection between hosts, even before the other host has answered.
+    pub(super) fn own_ip(&self) -> Option<IpAddr> {
         self.stream.as_ref()?;
         let address = SocketAddr::try_from(rustix::net::getsockname(&self.socket).ok()?).ok()?;
         Some(address.ip().to_canonical())
@@ -146,13 +143,13 @@ impl Line {
 
     /// Returns true if epoll must watch the socket for room to send: data is queued, or the connection is not
     /// established.
-    pub(super) fn wants_to_write(&self) -> bool {
+    pub(super) fn needs_writable(&self) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.is_connecting || !stream.channel.output().is_empty())
     }
 
-    /// Sends a message. For TCP, the line queues the bytes for which the socket has no room.
+    /// Sends a message. For TCP, queues the bytes for which the socket has no room.
     pub(super) fn send(&mut self, message: &Message) -> io::Result<()> {
-        let Line { socket, stream, .. } = self;
+        let ControlSocket { socket, stream, .. } = self;
         match stream {
             None => {
                 retry_on_intr(|| rustix::net::send(&*socket, &message.encode(), SEND))?;
@@ -166,8 +163,8 @@ impl Line {
     }
 
     /// Returns the next message or event; `None` if none is pending.
-    pub(super) fn receive(&mut self) -> Option<LineEvent> {
-        let Line { socket, stream, .. } = self;
+    pub(super) fn receive(&mut self) -> Option<ControlEvent> {
+        let ControlSocket { socket, stream, .. } = self;
         match stream {
             None => receive_packet(socket.as_fd()),
             Some(stream) => stream.receive(socket.as_fd()),
@@ -175,14 +172,14 @@ impl Line {
     }
 }
 
-impl AsFd for Line {
+impl AsFd for ControlSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
 /// Returns a pidfd of the process at the other end of a Unix socket; `None` if it is unknown or has closed the socket.
-fn process_behind(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     if let Some(process) = meeting::peer_pidfd(socket) {
         return Some(process);
     }
@@ -194,39 +191,38 @@ fn process_behind(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
 
 /// Returns true if one of the flags is set now.
 fn is_ready(descriptor: BorrowedFd<'_>, flags: PollFlags) -> bool {
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::from_borrowed_fd(descriptor, flags)];
-    let is_polled = matches!(retry_on_intr(|| poll(&mut polled, Some(&at_once))), Ok(1));
+    let is_polled = matches!(retry_on_intr(|| poll(&mut polled, Some(&Timespec::default()))), Ok(1));
     is_polled && polled[0].revents().intersects(flags)
 }
 
-fn receive_packet(socket: BorrowedFd<'_>) -> Option<LineEvent> {
+fn receive_packet(socket: BorrowedFd<'_>) -> Option<ControlEvent> {
     let mut packet = [0; MESSAGE_BYTES_MAX + 1];
     match retry_on_intr(|| rustix::net::recv(socket, &mut packet, RecvFlags::DONTWAIT)) {
         Err(Errno::AGAIN) => None,
-        Err(error) => Some(LineEvent::HungUp(Some(error.into()))),
-        Ok((0, _)) => Some(LineEvent::HungUp(None)),
+        Err(error) => Some(ControlEvent::HungUp(Some(error.into()))),
+        Ok((0, _)) => Some(ControlEvent::HungUp(None)),
         Ok((len, _)) => Some(parse_message(&packet[..len.min(packet.len())])),
     }
 }
 
-fn parse_message(bytes: &[u8]) -> LineEvent {
+fn parse_message(bytes: &[u8]) -> ControlEvent {
     if bytes.len() > MESSAGE_BYTES_MAX {
-        return LineEvent::Malformed("a greeting that is too long".to_owned());
+        return ControlEvent::Malformed("a greeting that is too long".to_owned());
     }
     match Message::decode(bytes) {
-        Ok(message) => LineEvent::Message(message),
-        Err(bad) => LineEvent::Malformed(bad.to_string()),
+        Ok(message) => ControlEvent::Message(message),
+        Err(bad) => ControlEvent::Malformed(bad.to_string()),
     }
 }
 
 impl Stream {
-    fn receive(&mut self, socket: BorrowedFd<'_>) -> Option<LineEvent> {
+    fn receive(&mut self, socket: BorrowedFd<'_>) -> Option<ControlEvent> {
         if self.is_connecting {
             match self.has_connected(socket) {
                 Ok(true) => {}
                 Ok(false) => return None,
-                Err(error) => return Some(LineEvent::Unreachable(error)),
+                Err(error) => return Some(ControlEvent::Unreachable(error)),
             }
         }
         loop {
@@ -235,19 +231,19 @@ impl Stream {
             let flushed = self.flush(socket);
             match message {
                 Ok(Some(message)) => return Some(parse_message(&message)),
-                Err(bad) => return Some(LineEvent::Bad(bad)),
+                Err(bad) => return Some(ControlEvent::ChannelFailed(bad)),
                 Ok(None) => {
                     if let Err(error) = flushed {
-                        return Some(LineEvent::HungUp(Some(error)));
+                        return Some(ControlEvent::HungUp(Some(error)));
                     }
                 }
             }
             let mut bytes = [0; READ_BYTES];
-            let wanted = self.channel.wanted().min(bytes.len());
-            match retry_on_intr(|| rustix::net::recv(socket, &mut bytes[..wanted], RecvFlags::DONTWAIT)) {
+            let bytes_max = self.channel.wanted().min(bytes.len());
+            match retry_on_intr(|| rustix::net::recv(socket, &mut bytes[..bytes_max], RecvFlags::DONTWAIT)) {
                 Err(Errno::AGAIN) => return None,
-                Err(error) => return Some(LineEvent::HungUp(Some(error.into()))),
-                Ok((0, _)) => return Some(LineEvent::HungUp(None)),
+                Err(error) => return Some(ControlEvent::HungUp(Some(error.into()))),
+                Ok((0, _)) => return Some(ControlEvent::HungUp(None)),
                 Ok((len, _)) => self.channel.receive(&bytes[..len]),
             }
         }
