@@ -1,12 +1,12 @@
-//! Stores packets that arrive early, until all earlier packets have arrived.
+//! The out-of-order buffer: keeps packets that arrive early, until all earlier packets have arrived.
 //!
 //! ```text
 //!   expected │ kept │      │ kept │ kept │            at most `span` packets after the expected one
 //!   bits:       1      0      1      1
 //! ```
 //!
-//! The responder keeps each packet that it has reported as kept until all earlier packets have been executed. So the
-//! requester need not retransmit it.
+//! The responder keeps each packet that it has reported as kept, until all earlier packets have been executed. So the
+//! requester need not retransmit this packet.
 
 use std::collections::BTreeMap;
 
@@ -27,42 +27,43 @@ pub(crate) fn span(mtu: Mtu) -> u64 {
     SPAN_MAX.min(SPAN_BYTES / bytes).min(4 * bytes)
 }
 
-/// The early packets, by sequence number.
+/// The kept packets, by sequence number.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
-    packets: BTreeMap<u64, Early>,
+pub(crate) struct KeptPackets {
+    packets: BTreeMap<u64, KeptPacket>,
 }
 
 /// A packet without its queue pair and sequence number.
 #[derive(Debug)]
-pub(crate) struct Early {
+pub(crate) struct KeptPacket {
     ack_request: bool,
     solicited: bool,
     headers: Headers,
     payload: Box<[u8]>,
 }
 
-impl Early {
+impl KeptPacket {
     /// Returns the packet, with `sequence` as its number.
     pub fn packet(&self, sequence: u64) -> Packet<'_> {
-        let Early { ack_request, solicited, headers, ref payload } = *self;
+        let KeptPacket { ack_request, solicited, headers, ref payload } = *self;
         Packet { dest_qp: Qpn::new(0), psn: Psn::of(sequence), ack_request, solicited, headers, payload }
     }
 }
 
-impl Kept {
-    /// Stores a packet. Returns false if the packet is a duplicate.
+impl KeptPackets {
+    /// Keeps a packet. Returns false if the packet is a duplicate.
     pub fn keep(&mut self, sequence: u64, packet: &Packet<'_>) -> bool {
         let Packet { ack_request, solicited, headers, payload, .. } = *packet;
         let is_new = !self.packets.contains_key(&sequence);
         if is_new {
-            self.packets.insert(sequence, Early { ack_request, solicited, headers, payload: payload.into() });
+            self.packets
+                .insert(sequence, KeptPacket { ack_request, solicited, headers, payload: payload.into() });
         }
         is_new
     }
 
     /// Removes and returns the packet with this number, and drops all packets with lower numbers.
-    pub fn take(&mut self, sequence: u64) -> Option<Early> {
+    pub fn take(&mut self, sequence: u64) -> Option<KeptPacket> {
         // A faulty peer may send packets with the sequence numbers of a read response.
         while self.packets.first_key_value().is_some_and(|(first, _)| *first < sequence) {
             self.packets.pop_first();
@@ -75,14 +76,14 @@ impl Kept {
     }
 
     /// Returns the highest number of a kept packet.
-    pub fn newest(&self) -> Option<u64> {
-        self.packets.last_key_value().map(|(newest, _)| *newest)
+    pub fn highest(&self) -> Option<u64> {
+        self.packets.last_key_value().map(|(highest, _)| *highest)
     }
 
     /// Returns a bitmap of the kept packets after `expected`, lowest bit first, padded to a multiple of four bytes.
     pub fn bits(&self, expected: u64) -> Vec<u8> {
-        let last = self.packets.last_key_value().map_or(0, |(last, _)| last - expected);
-        let mut bits = vec![0; (last as usize).div_ceil(32) * 4];
+        let len = self.highest().map_or(0, |highest| highest - expected);
+        let mut bits = vec![0; (len as usize).div_ceil(32) * 4];
         for sequence in self.packets.keys() {
             let index = (sequence - expected - 1) as usize;
             bits[index / 8] |= 1 << (index % 8);
@@ -117,11 +118,11 @@ mod tests {
     proptest! {
         /// The model is the set of arrived packets; the expected packet is the lowest missing one.
         #[test]
-        fn early_packets_are_returned_once_in_order(
+        fn kept_packets_are_returned_once_and_in_order(
             begin in 1u64 << 24..1 << 40,
             arrivals in prop::collection::vec(0u64..64, 0..200),
         ) {
-            let (mut kept, mut expected, mut arrived) = (Kept::default(), begin, BTreeSet::new());
+            let (mut kept, mut expected, mut arrived) = (KeptPackets::default(), begin, BTreeSet::new());
             for after in arrivals {
                 let sequence = begin + after;
                 let is_new = arrived.insert(sequence);
@@ -145,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn packets_numbered_inside_a_read_are_dropped() {
-        let mut kept = Kept::default();
+    fn kept_packets_with_numbers_of_a_read_response_are_dropped() {
+        let mut kept = KeptPackets::default();
         (2..5).for_each(|sequence| assert!(kept.keep(sequence, &PACKET)));
         assert!(kept.take(5).is_none() && kept.is_empty());
     }

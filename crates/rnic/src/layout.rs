@@ -58,8 +58,8 @@ impl Layout {
     /// Returns the layout of `len` bytes at the peer's `address`.
     // [ROCE-CUT-1]
     pub fn new(mtu: u32, address: u64, len: u32, message_packets_max: u32) -> Layout {
-        let off = (address % 8) as u32;
-        let head = if off != 0 && len > mtu { mtu - off } else { 0 };
+        let misalignment = (address % 8) as u32;
+        let head = if misalignment != 0 && len > mtu { mtu - misalignment } else { 0 };
         Layout { mtu, len, head, message_packets_max }
     }
 
@@ -71,22 +71,21 @@ impl Layout {
     /// Returns the payload of packet `index`.
     pub fn piece(&self, index: u32) -> Piece {
         if self.head > 0 && index == 0 {
-            let len = self.head;
             return Piece {
                 offset: 0,
-                len,
+                len: self.head,
                 is_first: true,
-                message_rest: len,
+                message_rest: self.head,
                 packets_rest: 1,
                 is_end: false,
             };
         }
         let in_body = index - u32::from(self.head > 0);
         let body = self.len - self.head;
-        let all = packets(body, self.mtu);
+        let body_packets = packets(body, self.mtu);
         let in_message = in_body % self.message_packets_max;
-        let message_end = (in_body - in_message).saturating_add(self.message_packets_max).min(all);
-        let end_bytes = if message_end == all { body } else { message_end * self.mtu };
+        let message_end = (in_body - in_message).saturating_add(self.message_packets_max).min(body_packets);
+        let end_bytes = if message_end == body_packets { body } else { message_end * self.mtu };
         let begin = in_body * self.mtu;
         Piece {
             offset: self.head + begin,
@@ -94,7 +93,7 @@ impl Layout {
             is_first: in_message == 0,
             message_rest: end_bytes - begin,
             packets_rest: message_end - in_body,
-            is_end: in_body + 1 == all,
+            is_end: in_body + 1 == body_packets,
         }
     }
 }
@@ -112,7 +111,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packets_hold_each_byte_once_and_split_no_word(
+        fn packets_contain_each_byte_once_and_split_no_word(
             mtu in prop::sample::select(vec![256u32, 512, 1024, 2048, 4096]),
             address: u64,
             len in 0u32..50_000,

@@ -5,8 +5,8 @@
 //!   parts                 | BTH | PartETH | chunk | ICRC |  | BTH | PartETH | chunk, zeros | ICRC |
 //! ```
 //!
-//! All parts of a packet have equal length, so they leave as one train. Parts of several packets may arrive in any order.
-//! If a part is lost, the whole packet counts as lost and is retransmitted.
+//! All parts of a packet have equal length, so they leave as one train. Parts of several packets may arrive in any
+//! order. If a part is lost, the whole packet counts as lost and is retransmitted.
 
 use crate::config::Mtu;
 use crate::wire::bth::{BTH_BYTES, Bth};
@@ -15,7 +15,7 @@ use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{HEADER_BYTES_MAX, Headers, ICRC_BYTES, Packet, PartEthRepr, Psn, Qpn};
 
 /// Maximum number of packets being reassembled: a window of 256 packets, each in at least two parts, may arrive in any
-/// order. Together with [`HEADER_BYTES_MAX`] and the MTU, it bounds what a peer can make this end allocate.
+/// order. Together with [`HEADER_BYTES_MAX`] and the MTU, it bounds the memory that a peer can make this end allocate.
 const PACKETS_MAX: usize = 128;
 /// Maximum number of parts of a packet; a packet of 4096 bytes has 16 over the smallest MTU.
 const PARTS_MAX: usize = 64;
@@ -23,10 +23,13 @@ const PARTS_MAX: usize = 64;
 /// Splits one packet at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Splitter {
+    /// Number of the packet in its parts.
     number: u32,
     /// The packet being sent, without its ICRC.
     whole: Vec<u8>,
+    /// Offset of the next part.
     begin: usize,
+    /// Length of each part's chunk, in bytes.
     chunk: usize,
 }
 
@@ -74,18 +77,19 @@ impl Splitter {
 /// Reassembles the newest packets.
 #[derive(Debug, Default)]
 pub(crate) struct Reassembly {
-    /// The packet with number `n` is in place `n % PACKETS_MAX`, until a newer packet replaces it. Empty before the
-    /// first part arrives.
-    places: Vec<Option<Partial>>,
+    /// Slot `n % PACKETS_MAX` holds the packet with number `n`, until a newer packet replaces it. The list is empty
+    /// before the first part arrives.
+    slots: Vec<Option<PartialPacket>>,
 }
 
 /// A packet of which some parts have arrived.
 #[derive(Clone, Debug)]
-struct Partial {
+struct PartialPacket {
     eth: PartEthRepr,
     psn: Psn,
+    /// Length of each part's chunk, in bytes.
     chunk: usize,
-    /// One bit for each part.
+    /// One bit for each part that has arrived.
     arrived: u64,
     /// Empty once the packet is complete, so that late duplicates of its parts are dropped.
     bytes: Vec<u8>,
@@ -97,23 +101,25 @@ impl Reassembly {
     // [ROCE-PART-2]
     pub fn add(&mut self, part: PartEthRepr, psn: Psn, chunk: &[u8], mtu_max: Mtu) -> Option<Vec<u8>> {
         let (whole, begin) = (usize::from(part.whole), usize::from(part.offset));
-        let is_part = !chunk.is_empty() && begin.is_multiple_of(chunk.len()) && begin < whole;
-        if !is_part
+        let is_aligned = !chunk.is_empty() && begin.is_multiple_of(chunk.len()) && begin < whole;
+        if !is_aligned
             || whole > HEADER_BYTES_MAX + mtu_max.bytes() as usize
             || whole.div_ceil(chunk.len()) > PARTS_MAX
         {
             return None;
         }
-        if self.places.is_empty() {
-            self.places.resize(PACKETS_MAX, None);
+        if self.slots.is_empty() {
+            self.slots.resize(PACKETS_MAX, None);
         }
-        let place = &mut self.places[part.number as usize % PACKETS_MAX];
-        if place.as_ref().is_none_or(|old| (part.number.wrapping_sub(old.eth.number) as i32) > 0) {
-            *place = Some(Partial { eth: part, psn, chunk: chunk.len(), arrived: 0, bytes: vec![0; whole] });
+        let slot = &mut self.slots[part.number as usize % PACKETS_MAX];
+        if slot.as_ref().is_none_or(|old| (part.number.wrapping_sub(old.eth.number) as i32) > 0) {
+            *slot =
+                Some(PartialPacket { eth: part, psn, chunk: chunk.len(), arrived: 0, bytes: vec![0; whole] });
         }
-        let partial = place.as_mut()?;
-        let known = (partial.eth.number, partial.eth.whole, partial.psn, partial.chunk);
-        if known != (part.number, part.whole, psn, chunk.len()) || partial.bytes.is_empty() {
+        let partial = slot.as_mut()?;
+        let is_same_packet = (partial.eth.number, partial.eth.whole, partial.psn, partial.chunk)
+            == (part.number, part.whole, psn, chunk.len());
+        if !is_same_packet || partial.bytes.is_empty() {
             return None;
         }
         let end = whole.min(begin + chunk.len());
@@ -129,15 +135,15 @@ impl Reassembly {
 
     /// Releases other copies of a complete packet, which was retransmitted after the loss of a part.
     fn release_copies(&mut self, psn: Psn, opcode: u8) {
-        let is_copy = |copy: &&mut Partial| copy.psn == psn && copy.bytes.first() == Some(&opcode);
-        for copy in self.places.iter_mut().flatten().filter(is_copy) {
+        let is_copy = |copy: &&mut PartialPacket| copy.psn == psn && copy.bytes.first() == Some(&opcode);
+        for copy in self.slots.iter_mut().flatten().filter(is_copy) {
             copy.bytes = Vec::new();
         }
     }
 
     /// Drops all parts.
     pub fn clear(&mut self) {
-        self.places = Vec::new();
+        self.slots = Vec::new();
     }
 }
 
@@ -178,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_two_packets_never_form_one() {
+    fn parts_of_different_packets_form_no_packet() {
         let mut splitter = Splitter::default();
         let [first, second, third] = [1, 2, 3].map(|byte| parts(&mut splitter, byte));
         assert!(first.len() == 8 && first.iter().all(|part| part.len() == first[0].len()), "equal parts");

@@ -21,7 +21,8 @@ use crate::wire::{Headers, PathEthRepr, Psn};
 
 /// Minimum time to wait for an answer, in ns.
 const WAIT_NS_MIN: u64 = 5_000_000;
-/// Maximum number of rounds without an answer, except of the first search. Waits double.
+/// Maximum number of rounds without an answer, except in the first search, which has no limit. The wait doubles after
+/// each round.
 const ROUNDS: u32 = 6;
 /// Maximum number of rounds of larger probes after an answer to a smaller one.
 const ROUNDS_AFTER_ANSWER: u32 = 3;
@@ -43,14 +44,15 @@ pub(crate) struct Path {
     /// The MTU that the peer has found.
     peer_found: Mtu,
     search: Option<Search>,
-    /// The number of the last search; answers to earlier ones are stale.
+    /// The number of the last search. Answers to earlier searches are stale.
     number: Psn,
     /// The number of the peer's last search.
     peer_number: Option<Psn>,
     probes: VecDeque<Mtu>,
     answers: VecDeque<(Psn, Mtu)>,
-    raise_at_ns: Option<u64>,
-    raise_wait_ns: u64,
+    /// Time of the next search for a larger MTU.
+    raise_due_ns: Option<u64>,
+    raise_interval_ns: u64,
     /// True if a search has finished; the first one finishes only after an answer.
     is_known: bool,
 }
@@ -61,7 +63,8 @@ struct Search {
     goal: Mtu,
     /// The smallest size to adopt. A search for a larger MTU never lowers the MTU, because its probes may be lost by
     /// chance.
-    least: Mtu,
+    mtu_min: Mtu,
+    /// The largest size that the peer has answered.
     answered: Option<Mtu>,
     started_ns: u64,
     rounds_left: u32,
@@ -70,7 +73,7 @@ struct Search {
 }
 
 impl Path {
-    /// Creates the state. Searches have consecutive numbers, of which the first follows `number`.
+    /// Creates the state. Searches have consecutive numbers; the first number follows `number`.
     pub fn new(agreed: Mtu, number: Psn) -> Path {
         Path {
             agreed,
@@ -81,8 +84,8 @@ impl Path {
             peer_number: None,
             probes: VecDeque::new(),
             answers: VecDeque::new(),
-            raise_at_ns: None,
-            raise_wait_ns: RAISE_NS_MIN,
+            raise_due_ns: None,
+            raise_interval_ns: RAISE_NS_MIN,
             is_known: false,
         }
     }
@@ -112,7 +115,7 @@ impl Path {
         self.agreed.bytes().div_ceil(self.mtu().bytes())
     }
 
-    /// Uses `mtu`, which an earlier connection to the same host found, until the first search finishes.
+    /// Uses `mtu`, the path MTU that an earlier connection to the same host found, until the first search finishes.
     // [ROCE-PATH-5]
     pub fn expect(&mut self, mtu: Mtu) {
         if !self.is_known {
@@ -134,11 +137,17 @@ impl Path {
             return;
         }
         self.number = Psn::new(self.number.value().wrapping_add(1));
-        let least = if self.is_known && goal > self.found { self.found } else { SMALLEST };
+        let mtu_min = if self.is_known && goal > self.found { self.found } else { SMALLEST };
         let wait_ns = wait_ns(round_trip_ns);
-        let (started_ns, rounds_left, deadline_ns) = (now_ns, ROUNDS - 1, now_ns + wait_ns);
-        self.search =
-            Some(Search { goal, least, answered: None, started_ns, rounds_left, wait_ns, deadline_ns });
+        self.search = Some(Search {
+            goal,
+            mtu_min,
+            answered: None,
+            started_ns: now_ns,
+            rounds_left: ROUNDS - 1,
+            wait_ns,
+            deadline_ns: now_ns + wait_ns,
+        });
         self.queue_probes();
     }
 
@@ -200,15 +209,17 @@ impl Path {
         self.is_known = true;
         self.probes.clear();
         let is_raise = search.goal > self.found;
-        self.raise_wait_ns = if is_raise { (2 * self.raise_wait_ns).min(RAISE_NS_MAX) } else { RAISE_NS_MIN };
-        self.adopt(search.answered.unwrap_or(self.found).max(search.least));
-        self.raise_at_ns = (self.found < self.agreed).then_some(now_ns + self.raise_wait_ns);
+        self.raise_interval_ns =
+            if is_raise { (2 * self.raise_interval_ns).min(RAISE_NS_MAX) } else { RAISE_NS_MIN };
+        self.adopt(search.answered.unwrap_or(self.found).max(search.mtu_min));
+        self.raise_due_ns = (self.found < self.agreed).then_some(now_ns + self.raise_interval_ns);
     }
 
+    /// Adopts a path MTU. If it has changed, queues a probe that reports it to the peer.
     fn adopt(&mut self, found: Mtu) {
         if self.found != found {
             self.found = found;
-            // This probe reports the result to the peer. If it is lost, the next probe reports the result.
+            // If this probe is lost, the next one reports the result.
             self.probes.push_back(SMALLEST);
         }
     }
@@ -228,24 +239,26 @@ impl Path {
     }
 
     pub fn poll_timeout(&self) -> Option<u64> {
-        self.search.as_ref().map(|search| search.deadline_ns).or(self.raise_at_ns)
+        self.search.as_ref().map(|search| search.deadline_ns).or(self.raise_due_ns)
     }
 
+    /// Starts the next round or the next search, or finishes the search, if that is due.
     pub fn handle_timeout(&mut self, now_ns: u64, round_trip_ns: Option<u64>) {
         if self.poll_timeout().is_none_or(|at| now_ns < at) {
             return;
         }
         let Some(search) = &mut self.search else {
-            self.raise_at_ns = None;
+            self.raise_due_ns = None;
             return self.search_up_to(self.agreed, now_ns, round_trip_ns);
         };
         // Over a long path, the first answer may arrive after any number of rounds.
         if search.rounds_left == 0 && (self.is_known || search.answered.is_some()) {
             return self.finish_search(now_ns);
         }
-        // Adopts an answer after one whole round, because more rounds over a long path could exceed the lease.
+        // Adopts the answer already after one whole round: over a long path, more rounds could take longer than the
+        // lease.
         let adopted = search.answered.filter(|_| search.rounds_left < ROUNDS_AFTER_ANSWER);
-        let adopted = adopted.map(|answered| answered.max(search.least));
+        let adopted = adopted.map(|answered| answered.max(search.mtu_min));
         search.rounds_left = search.rounds_left.saturating_sub(1);
         if search.answered.is_none() {
             search.wait_ns = (2 * search.wait_ns).min(RAISE_NS_MAX);
@@ -261,6 +274,7 @@ impl Path {
     }
 }
 
+/// Returns the time in ns to wait for the answers of the first round.
 fn wait_ns(round_trip_ns: Option<u64>) -> u64 {
     round_trip_ns.map_or(WAIT_NS_MIN, |ns| (ns.saturating_mul(5) / 2).max(WAIT_NS_MIN))
 }

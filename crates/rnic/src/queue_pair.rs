@@ -48,7 +48,8 @@ pub struct QueuePair {
     responder: Responder,
     events: VecDeque<Event>,
     counters: Counters,
-    /// True if the last packet was a response: requests and responses alternate, so neither delays the other for long.
+    /// True if the last sent packet was a response. Requests and responses alternate, so neither delays the other for
+    /// long.
     last_was_response: bool,
     /// True to hold back acknowledgements that may wait.
     holds_acks: bool,
@@ -58,14 +59,14 @@ pub struct QueuePair {
     reassembly: Reassembly,
     /// Arrival time of the packet being handled.
     arrived_ns: u64,
-    /// Time of the last packet from the peer that was more than an acknowledgement.
+    /// Time of the last packet that makes the lane active; see [`QueuePair::handle_whole`].
     used_ns: Option<u64>,
-    /// True if the peer became active; cleared by [`QueuePair::take_has_begun`].
+    /// True if the peer has resumed sending; cleared by [`QueuePair::take_has_begun`].
     has_begun: bool,
 }
 
-/// Sequence number of PSN 0: above zero, so that numbers before the first packet exist.
-const FIRST: u64 = 1 << 24;
+/// The 64-bit sequence number of PSN 0. It is above zero, so that numbers before the first packet exist.
+const SEQUENCE_OF_PSN_0: u64 = 1 << 24;
 
 impl QueuePair {
     /// Creates a queue pair with the number `qpn`. Its first request packet gets the sequence number `psn`.
@@ -74,12 +75,12 @@ impl QueuePair {
             path: config.finds_path.then(|| Path::new(config.mtu, psn)),
             splitter: Splitter::default(),
             reassembly: Reassembly::default(),
-            requester: Requester::new(FIRST + u64::from(psn.value())).configured(&config),
+            requester: Requester::new(SEQUENCE_OF_PSN_0 + u64::from(psn.value())).configured(&config),
             config,
             qpn,
             peer_qp: Qpn::new(0),
             state: State::Init,
-            responder: Responder::new(FIRST),
+            responder: Responder::new(SEQUENCE_OF_PSN_0),
             events: VecDeque::new(),
             counters: Counters::default(),
             last_was_response: false,
@@ -98,7 +99,7 @@ impl QueuePair {
     pub fn ready_to_receive(&mut self, peer_qp: Qpn, psn: Psn) {
         assert_eq!(self.state, State::Init, "the peer of a queue pair never changes");
         self.peer_qp = peer_qp;
-        self.responder = Responder::new(FIRST + u64::from(psn.value()));
+        self.responder = Responder::new(SEQUENCE_OF_PSN_0 + u64::from(psn.value()));
         self.state = State::ReadyToReceive;
     }
 
@@ -190,8 +191,8 @@ impl QueuePair {
         self.requester.unsent()
     }
 
-    /// Returns the number of packets that the path delivers in `ns`, by the last measurements; `None` before the first one,
-    /// and without [`Config::fills_path`].
+    /// Returns the number of packets that the path delivers in `ns`, by the last measurements; `None` before the first
+    /// one, and without [`Config::fills_path`].
     pub fn delivered_in(&self, ns: u64) -> Option<u64> {
         self.requester.delivered_in(&self.config, ns)
     }
@@ -231,9 +232,10 @@ impl QueuePair {
 
     /// Returns true if this end has executed any request of the peer.
     pub fn has_heard_requests(&self) -> bool {
-        self.responder.has_begun()
+        self.responder.has_executed_requests()
     }
 
+    /// Records a packet that makes the lane active.
     fn mark_used(&mut self, now_ns: u64) {
         self.has_begun |= !is_recent(self.used_ns, now_ns);
         self.used_ns = Some(now_ns);
@@ -322,10 +324,11 @@ impl QueuePair {
         }
     }
 
+    /// Handles a packet that is not about the path, and not a part of another one.
     fn handle_whole(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         let is_response = packet.headers.opcode().is_response();
         let has_bytes = !packet.payload.is_empty() && !matches!(packet.headers, Headers::Missing(_));
-        // Read requests carry no bytes, but a reader needs a grant for them, too.
+        // Requests without payload make the lane active, too, if their responses carry data: the reader needs a grant.
         if has_bytes && !is_heartbeat(packet) || returns_data(packet) {
             self.mark_used(now_ns);
         }
@@ -335,11 +338,11 @@ impl QueuePair {
                 self.responder.handle_request_after_end(packet);
             }
         } else if is_response {
-            let (requester, _, mut step) = self.split(now_ns, memory);
+            let (requester, _, mut step) = self.step(now_ns, memory);
             let outcome = requester.handle_response(&mut step, packet);
             self.break_on_failure(outcome);
         } else {
-            let (_, responder, mut step) = self.split(now_ns, memory);
+            let (_, responder, mut step) = self.step(now_ns, memory);
             if let Err(nak) = responder.handle_request(&mut step, packet) {
                 self.break_connection(Cause::PeerErred(nak), None);
             }
@@ -347,7 +350,7 @@ impl QueuePair {
     }
 
     /// Borrows both state machines and the context of a step.
-    fn split<'a>(
+    fn step<'a>(
         &'a mut self,
         now_ns: u64,
         memory: &'a dyn Memory,
@@ -361,7 +364,8 @@ impl QueuePair {
     /// that the caller adds; `None` if no packet is pending.
     ///
     /// Call this method until it returns `None`. If an acknowledgement is due, it is the last packet, because an
-    /// acknowledgement is shorter than other packets and so ends a train. An overdue one is the first.
+    /// acknowledgement is shorter than other packets and so ends a train. An overdue acknowledgement is the first
+    /// packet.
     ///
     /// # Panics
     /// Panics if the buffer is shorter than [`QueuePair::packet_bytes_max`].
@@ -398,7 +402,7 @@ impl QueuePair {
         Some(begin + zeros + ICRC_BYTES)
     }
 
-    /// Writes the next packet, or the next part of one longer than the path MTU.
+    /// Writes the next packet or, if a packet is longer than the path MTU, its next part.
     fn poll_packet(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
         if let Some(len) = self.splitter.poll(buffer) {
             return Some(len);
@@ -413,6 +417,7 @@ impl QueuePair {
         }
     }
 
+    /// Writes the next packet that is not about the path. Requests and responses alternate.
     fn poll_whole(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
         if !self.last_was_response && self.responder.has_response() {
             self.last_was_response = true;
@@ -420,8 +425,9 @@ impl QueuePair {
         }
         self.last_was_response = false;
         let peer_qp = self.peer_qp;
-        let (requester, responder, mut step) = self.split(now_ns, memory);
-        // An adapter takes one packet at a time. Its requests must not hold an acknowledgement back until the peer gives up.
+        let (requester, responder, mut step) = self.step(now_ns, memory);
+        // An adapter polls one packet at a time. Without this rule, its requests would hold the acknowledgement back
+        // until the peer gives up.
         if responder.has_overdue_ack(&step)
             && let Some(len) = responder.poll_ack(&step, peer_qp, buffer)
         {
@@ -441,7 +447,7 @@ impl QueuePair {
         if self.holds_acks && self.responder.has_deferrable_ack(now_ns) {
             return None;
         }
-        let (_, responder, step) = self.split(now_ns, memory);
+        let (_, responder, step) = self.step(now_ns, memory);
         responder.poll_ack(&step, peer_qp, buffer)
     }
 
@@ -458,7 +464,7 @@ impl QueuePair {
 
     fn poll_response(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
         let peer_qp = self.peer_qp;
-        let (_, responder, step) = self.split(now_ns, memory);
+        let (_, responder, step) = self.step(now_ns, memory);
         match responder.poll_response(&step, peer_qp, buffer) {
             Ok(len) => len,
             Err(nak) => {

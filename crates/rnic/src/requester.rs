@@ -34,8 +34,8 @@ use crate::work::{Cause, Event, Operation, PostError, Remote, Request, Source, S
 /// Maximum packets in the response to one read request.
 const READ_PACKETS_MAX: u32 = 64;
 
-/// Consecutive timeouts after which the congestion controller treats its estimate as outdated.
-const SILENT_ATTEMPTS: u32 = 3;
+/// Number of consecutive timeouts after which the congestion controller treats its window as outdated.
+const SILENCE_TIMEOUTS: u32 = 3;
 
 /// Maximum window in packets before the first acknowledgement: enough for the first messages of a new connection.
 const FIRST_PACKETS_MAX: u32 = 16;
@@ -61,16 +61,16 @@ impl Failure {
     }
 }
 
-/// A posted request.
+/// A posted request, with its packets.
 #[derive(Debug)]
-struct Work {
+struct WorkRequest {
     request: Request,
     layout: Layout,
     /// Number of its first packet.
     first: u64,
     /// Number after its last packet.
     end: u64,
-    /// Result of an atomic whose response arrived before earlier requests completed.
+    /// Previous value of the word, if the response to an atomic arrived before earlier requests completed.
     old: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ struct InFlight {
 
 #[derive(Debug)]
 pub(crate) struct Requester {
-    works: VecDeque<Work>,
+    send_queue: VecDeque<WorkRequest>,
     una: u64,
     next: u64,
     sent_end: u64,
@@ -112,15 +112,17 @@ pub(crate) struct Requester {
     has_gone_back: bool,
     /// Expiry of the retransmission timer.
     timer_ns: Option<u64>,
+    /// Consecutive timeouts, each of which doubles the next one.
     attempts: u32,
     /// Start of the lease: the time of the last progress, or the send time of the first packet in flight.
     lease_begin_ns: u64,
     /// End of the wait that an RNR NAK requested.
     rnr_until_ns: Option<u64>,
+    /// Consecutive RNR NAKs for the same packet.
     rnr_attempts: u32,
     trip: RoundTrip,
     /// Timeouts since `una` last advanced.
-    stalls: u32,
+    timeouts_without_progress: u32,
     /// Number of parts of the longest packet.
     parts: u32,
     /// `None` in go-back-N mode.
@@ -131,7 +133,7 @@ impl Requester {
     /// Creates a requester whose first packet gets the number `first`.
     pub fn new(first: u64) -> Requester {
         Requester {
-            works: VecDeque::new(),
+            send_queue: VecDeque::new(),
             una: first,
             next: first,
             sent_end: first,
@@ -152,7 +154,7 @@ impl Requester {
             rnr_until_ns: None,
             rnr_attempts: 0,
             trip: RoundTrip::default(),
-            stalls: 0,
+            timeouts_without_progress: 0,
             parts: 1,
             selective: None,
         }
@@ -165,8 +167,10 @@ impl Requester {
         self
     }
 
+    /// Appends a request to the send queue, and numbers its packets. Fails without an effect if the queue is full or a
+    /// length is too large.
     pub fn post(&mut self, config: &Config, request: Request) -> Result<(), PostError> {
-        if self.works.len() >= config.send_queue_max {
+        if self.send_queue.len() >= config.send_queue_max {
             return Err(PostError::QueueFull);
         }
         let address = match &request.operation {
@@ -199,7 +203,7 @@ impl Requester {
         let layout = Layout::new(config.mtu.bytes(), address, len, message_packets_max);
         let (first, end) = (self.end, self.end + u64::from(layout.packets()));
         self.end = end;
-        self.works.push_back(Work { request, layout, first, end, old: None });
+        self.send_queue.push_back(WorkRequest { request, layout, first, end, old: None });
         Ok(())
     }
 
@@ -217,9 +221,9 @@ impl Requester {
         }
         self.rnr_until_ns = None;
         if std::mem::take(&mut self.probe_is_due)
-            && let Some(newest) = self.newest_to_probe()
+            && let Some(newest) = self.probe_sequence()
         {
-            return match self.probes_by_empty_write() {
+            return match self.sends_empty_probes() {
                 true => Ok(Some(self.write_empty_probe(dest_qp, buffer))),
                 false => self.write_probe(step, dest_qp, newest, buffer).map(Some),
             };
@@ -231,7 +235,7 @@ impl Requester {
             return Ok(None);
         }
         let sequence = self.next;
-        let work = &self.works[self.index_of(sequence)];
+        let work = &self.send_queue[self.index_of(sequence)];
         let mut piece = work.layout.piece((sequence - work.first) as u32);
         if self.is_probing && matches!(work.request.operation, Operation::Read { .. }) {
             // A probe is one packet each way; its response leads to requests for the rest.
@@ -267,16 +271,16 @@ impl Requester {
         bytes_max: usize,
         buffer: &mut [u8],
     ) -> Option<Vec<Vec<u8>>> {
-        let (mut packets, mut left) = (Vec::new(), bytes_max);
+        let (mut packets, mut bytes_left) = (Vec::new(), bytes_max);
         for sequence in self.una..self.end {
-            let work = &self.works[self.index_of(sequence)];
+            let work = &self.send_queue[self.index_of(sequence)];
             if work.request.operation.returns_data() || work.request.signalled {
                 return None;
             }
             let piece = work.layout.piece((sequence - work.first) as u32);
             let len = write_packet(memory, work, sequence, &piece, false, dest_qp, buffer).ok()?
                 - crate::wire::ICRC_BYTES;
-            left = left.checked_sub(len)?;
+            bytes_left = bytes_left.checked_sub(len)?;
             packets.push(buffer[..len].to_vec());
         }
         Some(packets)
@@ -292,7 +296,7 @@ impl Requester {
         newest: u64,
         buffer: &mut [u8],
     ) -> Result<usize, Failure> {
-        let work = &self.works[self.index_of(newest)];
+        let work = &self.send_queue[self.index_of(newest)];
         let mut piece = work.layout.piece((newest - work.first) as u32);
         let returns_data = work.request.operation.returns_data();
         if returns_data {
@@ -307,7 +311,7 @@ impl Requester {
 
     /// Returns true if probes are empty writes, false if they are retransmitted packets. A packet in parts is lost more
     /// often than a short one. A congestion controller needs packets of full length to measure the network.
-    fn probes_by_empty_write(&self) -> bool {
+    fn sends_empty_probes(&self) -> bool {
         let Some(selective) = &self.selective else { return false };
         self.parts > 1 || self.window <= SMALL_GRANT_PACKETS && selective.window_packets().is_none()
     }
@@ -328,7 +332,8 @@ impl Requester {
         packet.emit(buffer)
     }
 
-    fn newest_to_probe(&self) -> Option<u64> {
+    /// Returns the number of the packet to probe with, the newest one in flight.
+    fn probe_sequence(&self) -> Option<u64> {
         match &self.selective {
             Some(selective) => selective.newest_unfinished(),
             None => self.in_flight.back().map(|packet| packet.end - 1),
@@ -341,7 +346,7 @@ impl Requester {
             self.lease_begin_ns = now_ns;
         }
         if sequence >= self.sent_end && (returns_data || requests_ack) {
-            self.trip.begin(now_ns, sequence);
+            self.trip.start_timing(now_ns, sequence);
         }
         self.next = sequence + numbers;
         self.in_flight.push_back(InFlight { first: sequence, end: self.next, sent_ns: now_ns });
@@ -367,16 +372,16 @@ impl Requester {
     // [ROCE-WINDOW-1]
     fn limit(&self, config: &Config) -> u32 {
         let granted = if config.grants { self.window } else { u32::MAX };
-        let packets = self.over_path(config, granted.min(config.window_packets_max));
+        let packets = self.limit_over_path(config, granted.min(config.window_packets_max));
         if self.is_probing { 1 } else { (packets / self.parts).max(1) }
     }
 
     /// Returns the maximum number of packets in flight under a grant of `granted` packets: the packets that the path
     /// holds, and the part of the grant that does not delay other flows.
     // [ROCE-WINDOW-6]
-    fn over_path(&self, config: &Config, granted: u32) -> u32 {
+    fn limit_over_path(&self, config: &Config, granted: u32) -> u32 {
         let selective = self.selective.as_ref().filter(|_| config.fills_path);
-        selective.map_or(granted, |selective| selective.over_path(granted))
+        selective.map_or(granted, |selective| selective.limit_over_path(granted))
     }
 
     /// Returns the number of packets that may be in flight beyond the grant, because the path itself holds them.
@@ -385,9 +390,10 @@ impl Requester {
         selective.map_or(0, Selective::path_packets)
     }
 
+    /// Returns true if the limits permit a new request packet that takes `numbers` sequence numbers.
     // [ROCE-WINDOW-2]
-    fn may_send(&self, config: &Config, work: &Work, numbers: u64) -> bool {
-        // The oldest response alone may have arrived in part.
+    fn may_send(&self, config: &Config, work: &WorkRequest, numbers: u64) -> bool {
+        // Only the oldest response may have arrived in part.
         let arrived = self.data_ranges.front().map_or(0, |(first, _)| self.una.saturating_sub(*first));
         let outstanding = self.data_packets - arrived;
         let sent = self.next - self.una - outstanding + self.data_ranges.len() as u64;
@@ -403,9 +409,10 @@ impl Requester {
 
     /// Returns the index in the queue of the request that a packet belongs to.
     fn index_of(&self, sequence: u64) -> usize {
-        self.works.partition_point(|work| work.end <= sequence)
+        self.send_queue.partition_point(|work| work.end <= sequence)
     }
 
+    /// Handles a response. Returns an error if the connection ends.
     pub fn handle_response(
         &mut self,
         step: &mut StepContext<'_>,
@@ -430,7 +437,7 @@ impl Requester {
             return self.handle_selective(step, sequence, packet);
         }
         match packet.headers {
-            // The peer may not send this without selective repeat.
+            // A peer may send this packet only with selective repeat.
             Headers::Missing(_) => {
                 step.counters.malformed += 1;
                 Ok(())
@@ -474,11 +481,12 @@ impl Requester {
     /// Adopts an upper bound of the round trip, in ns, until the first sample.
     pub fn expect_round_trip(&mut self, ns: u64) {
         if self.trip.smoothed_ns().is_none() {
-            self.trip.expect(ns);
+            self.trip.set_initial_bound(ns);
             self.timer_ns = self.timer_ns.map(|at_ns| at_ns.saturating_add(ns));
         }
     }
 
+    /// Handles an acknowledgement or a NAK in go-back-N mode.
     fn handle_acknowledge(
         &mut self,
         step: &mut StepContext<'_>,
@@ -538,6 +546,7 @@ impl Requester {
         }
     }
 
+    /// Stores a packet of a read response in go-back-N mode. Packets of responses must arrive in order.
     // [ROCE-READ-2]
     fn handle_read_response(
         &mut self,
@@ -549,7 +558,7 @@ impl Requester {
             return Ok(());
         }
         let index = self.index_of(sequence);
-        let work = &self.works[index];
+        let work = &self.send_queue[index];
         let Operation::Read { local, .. } = work.request.operation else {
             step.counters.malformed += 1;
             return Ok(());
@@ -582,7 +591,7 @@ impl Requester {
         if sequence < self.una {
             return;
         }
-        let work = &self.works[self.index_of(sequence)];
+        let work = &self.send_queue[self.index_of(sequence)];
         if !matches!(work.request.operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. }) {
             step.counters.malformed += 1;
             return;
@@ -603,7 +612,7 @@ impl Requester {
     fn advance(&mut self, step: &mut StepContext<'_>, to: u64) -> bool {
         let before = self.una;
         while self.una < to {
-            let Some(work) = self.works.front() else { break };
+            let Some(work) = self.send_queue.front() else { break };
             if work.request.operation.returns_data() {
                 break;
             }
@@ -618,8 +627,9 @@ impl Requester {
 
     /// Completes the oldest request if it is fully acknowledged.
     fn complete_first(&mut self, old: Option<u64>, events: &mut VecDeque<Event>) {
-        if self.works.front().is_some_and(|work| work.end <= self.una)
-            && let Some(Work { request: Request { id, signalled, .. }, .. }) = self.works.pop_front()
+        if self.send_queue.front().is_some_and(|work| work.end <= self.una)
+            && let Some(WorkRequest { request: Request { id, signalled, .. }, .. }) =
+                self.send_queue.pop_front()
             && signalled
         {
             events.push_back(Event::Completed { id, status: Status::Success, old });
@@ -642,10 +652,10 @@ impl Requester {
         self.probe_is_due = false;
         self.has_gone_back = false;
         self.attempts = 0;
-        self.stalls = 0;
+        self.timeouts_without_progress = 0;
         self.rnr_attempts = 0;
         self.lease_begin_ns = now_ns;
-        self.trip.end(now_ns, self.una);
+        self.trip.finish_timing(now_ns, self.una);
         self.timer_ns = self.in_flight.front().map(|oldest| {
             // A packet's timeout counts from its send time; that of a partly arrived response, from its last packet.
             let since_ns = if oldest.first < self.una { now_ns } else { oldest.sent_ns.max(self.resumed_ns) };
@@ -653,6 +663,7 @@ impl Requester {
         });
     }
 
+    /// Continues with the oldest unacknowledged packet.
     // [ROCE-GBN-1]
     fn go_back(&mut self) {
         self.next = self.una;
@@ -662,7 +673,7 @@ impl Requester {
         self.has_gone_back = true;
         self.probe_is_due = false;
         self.timer_ns = None;
-        self.trip.cancel();
+        self.trip.cancel_timing();
     }
 
     /// Goes back N after a report of a missing packet. Shortens the next timeout, because the peer evidently responds.
@@ -683,6 +694,7 @@ impl Requester {
         [self.timer_ns, self.rnr_until_ns, selective].into_iter().flatten().min()
     }
 
+    /// Runs the timers that are due. Returns an error if the retry limit is reached.
     // [ROCE-TIME-2]
     pub fn handle_timeout(
         &mut self,
@@ -703,12 +715,12 @@ impl Requester {
         }
         counters.timeouts += 1;
         self.attempts += 1;
-        self.stalls += 1;
-        let is_over = match config.retry {
+        self.timeouts_without_progress += 1;
+        let is_exhausted = match config.retry {
             Retry::Lease(lease) => now_ns.saturating_sub(self.lease_begin_ns) >= nanoseconds(lease),
             Retry::Count { retries, .. } => self.attempts > u32::from(retries),
         };
-        if is_over {
+        if is_exhausted {
             let (status, cause) = (Status::RetryExceeded, Cause::RetryExceeded);
             return Err(Failure { sequence: self.una, status, cause });
         }
@@ -717,12 +729,12 @@ impl Requester {
                 self.probe_is_due = true;
                 // A retransmitted packet may have been lost again.
                 self.has_gone_back = false;
-                self.trip.cancel();
+                self.trip.cancel_timing();
             }
             // A hardware adapter sends only one NAK for a gap.
             Retry::Count { .. } => self.go_back(),
         }
-        if let Some(selective) = self.selective.as_mut().filter(|_| self.attempts == SILENT_ATTEMPTS) {
+        if let Some(selective) = self.selective.as_mut().filter(|_| self.attempts == SILENCE_TIMEOUTS) {
             selective.handle_silence();
         }
         self.is_probing = true;
@@ -737,12 +749,13 @@ impl Requester {
         Ok(())
     }
 
-    /// Returns true after 3, 6, 12 and so on consecutive timeouts, which suggest that the path has changed. Over a long
-    /// path, the first one counts, too: three could take most of the lease.
+    /// Returns true after 3, 6, 12, 24, ... timeouts without progress, which suggest that the path has changed. Over a
+    /// long path, also returns true after the first one, because three could take most of the lease.
     // [ROCE-PATH-4]
     pub fn is_stuck(&self, config: &Config) -> bool {
         let is_long = self.trip.timeout_ns(0) > TIMEOUT_NS_MAX && matches!(config.retry, Retry::Lease(_));
-        self.stalls.is_multiple_of(3) && (self.stalls / 3).is_power_of_two() || is_long && self.stalls == 1
+        let timeouts = self.timeouts_without_progress;
+        timeouts.is_multiple_of(3) && (timeouts / 3).is_power_of_two() || is_long && timeouts == 1
     }
 
     /// Sets the number of parts of the longest packet. If the number has changed, probes the packets in flight at once.
@@ -759,7 +772,7 @@ impl Requester {
     /// one.
     // [ROCE-END-2]
     pub fn flush(&mut self, config: &Config, failure: Option<Failure>, events: &mut VecDeque<Event>) {
-        for work in std::mem::take(&mut self.works) {
+        for work in std::mem::take(&mut self.send_queue) {
             let status = match failure {
                 Some(failure) if (work.first..work.end).contains(&failure.sequence) => failure.status,
                 Some(failure) if failure.prevents_later_requests() && failure.sequence < work.first => {
@@ -784,13 +797,13 @@ impl Requester {
 
     /// Returns the maximum number of packets in flight.
     pub fn window(&self, config: &Config) -> u32 {
-        let packets = self.over_path(config, self.window.min(config.window_packets_max));
+        let packets = self.limit_over_path(config, self.window.min(config.window_packets_max));
         let congestion = self.selective.as_ref().and_then(Selective::window_packets);
         congestion.map_or(packets, |window| packets.min(window.ceil() as u32))
     }
 
     pub fn posted(&self) -> usize {
-        self.works.len()
+        self.send_queue.len()
     }
 
     /// Returns the number of packets of posted requests that have not been sent.
@@ -804,6 +817,7 @@ impl Requester {
     }
 }
 
+/// Returns the window that a credit grants, in packets.
 fn window_of(config: &Config, credit: Credit) -> u32 {
     credit.packets().unwrap_or(config.window_packets_max)
 }
@@ -811,7 +825,7 @@ fn window_of(config: &Config, credit: Credit) -> u32 {
 /// Writes packet `sequence`, whose payload is `piece` of its request; returns its length.
 fn write_packet(
     memory: &dyn Memory,
-    work: &Work,
+    work: &WorkRequest,
     sequence: u64,
     piece: &Piece,
     ack_request: bool,

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 use crate::config::{Config, nanoseconds};
 use crate::context::StepContext;
-use crate::kept::{Kept, span};
+use crate::kept::{KeptPackets, span};
 use crate::layout::packets;
 use crate::memory::{Access, Refused};
 use crate::wire::{
@@ -38,7 +38,7 @@ const GAP_REPORT_INTERVAL: u32 = 8;
 #[derive(Debug)]
 enum Message {
     Send { bytes: Vec<u8> },
-    Write { reth: RethRepr, landed: u32 },
+    Write { reth: RethRepr, written_bytes: u32 },
 }
 
 /// The pending response to a read or an atomic.
@@ -48,7 +48,7 @@ struct Response {
     next: u64,
     /// Sequence number after that of the response's last packet.
     end: u64,
-    kind: Kind,
+    kind: ResponseKind,
     /// Arrival time of the request.
     arrived_ns: u64,
     /// True if a duplicate request caused the response.
@@ -56,14 +56,14 @@ struct Response {
 }
 
 #[derive(Debug)]
-enum Kind {
+enum ResponseKind {
     /// The bytes not sent yet.
     Read { reth: RethRepr, has_started: bool },
     /// The previous value of the word.
     Atomic { old: u64 },
 }
 
-/// The reason why a packet is not executed.
+/// The reason why the responder does not execute a packet.
 enum Refusal {
     /// Fatal: the connection ends.
     Fatal(Nak),
@@ -87,7 +87,7 @@ pub(crate) struct Responder {
     first: u64,
     /// Completed messages, modulo 2^24.
     msn: u32,
-    /// Receives left, for messages and immediates.
+    /// Posted receives, for messages and immediates.
     receives: u32,
     /// Packets granted in acknowledgements.
     grant: u32,
@@ -102,21 +102,21 @@ pub(crate) struct Responder {
     has_duplicate: bool,
     /// Latest send time of the acknowledgement.
     ack_at_ns: Option<u64>,
-    /// True if a due acknowledgement may wait for the owner's next poll.
+    /// True if a due acknowledgement may wait until the owner polls again.
     ack_is_deferrable: bool,
     /// Arrival time of the newest packet that requires an early acknowledgement: a packet that requests one, a
     /// heartbeat, a duplicate, or an early packet.
     ack_request_ns: u64,
     /// The NAK to send.
     nak: Option<Syndrome>,
-    /// Early packets.
-    kept: Kept,
+    /// The out-of-order buffer.
+    kept: KeptPackets,
     /// True if a packet before an early one is missing.
     has_gap: bool,
     /// Number of packets that arrived in order behind the newest gap.
-    behind_gap: u32,
-    /// Number of kept packets since the last acknowledgement.
-    unreported: u32,
+    consecutive_early: u32,
+    /// Number of early packets since the last acknowledgement.
+    early_since_ack: u32,
     /// Send time of the last NAK for the expected packet.
     nak_ns: Option<u64>,
     /// The NAK that ended the connection. It is sent again if the peer repeats its request.
@@ -141,10 +141,10 @@ impl Responder {
             ack_is_deferrable: false,
             ack_request_ns: 0,
             nak: None,
-            kept: Kept::default(),
+            kept: KeptPackets::default(),
             has_gap: false,
-            behind_gap: 0,
-            unreported: 0,
+            consecutive_early: 0,
+            early_since_ack: 0,
             nak_ns: None,
             final_nak: None,
         }
@@ -160,7 +160,7 @@ impl Responder {
     }
 
     /// Returns true if the responder has executed a request.
-    pub fn has_begun(&self) -> bool {
+    pub fn has_executed_requests(&self) -> bool {
         self.expected > self.first
     }
 
@@ -177,9 +177,9 @@ impl Responder {
     /// Executes, keeps or drops a request packet. Returns an error if the connection ends: the NAK that reports the
     /// reason to the peer.
     pub fn handle_request(&mut self, step: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
-        let is_known =
+        let is_accepted =
             |sequence: &u64| *sequence >= self.first || *sequence + 1 == self.first && is_empty_probe(packet);
-        let sequence = packet.psn.expand(self.expected).filter(is_known);
+        let sequence = packet.psn.expand(self.expected).filter(is_accepted);
         let Some(sequence) = sequence else {
             step.counters.out_of_window += 1;
             return Ok(());
@@ -265,9 +265,9 @@ impl Responder {
     fn keep_early(&mut self, step: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         // A packet longer than the MTU would be refused later anyway.
         let fits = packet.payload.len() <= step.config.mtu.bytes() as usize;
-        let continues = self.kept.newest().is_some_and(|newest| sequence == newest + 1);
-        self.behind_gap = if continues { self.behind_gap.saturating_add(1) } else { 1 };
-        self.unreported += 1;
+        let is_next = self.kept.highest().is_some_and(|highest| sequence == highest + 1);
+        self.consecutive_early = if is_next { self.consecutive_early.saturating_add(1) } else { 1 };
+        self.early_since_ack += 1;
         if !fits || sequence - self.expected > span(step.config.mtu) {
             step.counters.ahead += 1;
         } else if self.kept.keep(sequence, packet) {
@@ -278,8 +278,8 @@ impl Responder {
         self.has_gap = true;
         self.ack_request_ns = step.arrived_ns;
         if wants_response(packet)
-            || self.behind_gap == GAP_REPORT_FIRST
-            || self.unreported >= GAP_REPORT_INTERVAL
+            || self.consecutive_early == GAP_REPORT_FIRST
+            || self.early_since_ack >= GAP_REPORT_INTERVAL
         {
             self.ack_now(step.now_ns);
         } else {
@@ -318,9 +318,9 @@ impl Responder {
             self.ack_request_ns = step.arrived_ns;
         }
         if is_urgent || self.unacknowledged >= self.grant.div_ceil(4) {
-            let is_first = self.ack_at_ns.is_none_or(|at| now_ns < at);
+            let was_not_due = self.ack_at_ns.is_none_or(|at| now_ns < at);
             let is_awaited = packet.solicited || is_heartbeat(packet) || !config.grants;
-            let is_deferrable = !is_awaited && (is_first || self.ack_is_deferrable);
+            let is_deferrable = !is_awaited && (was_not_due || self.ack_is_deferrable);
             self.ack_now(now_ns);
             self.ack_is_deferrable = is_deferrable;
         } else {
@@ -343,26 +343,26 @@ impl Responder {
         match packet.headers {
             Headers::SendFirst if is_start && payload.len() == mtu => {
                 self.check_receive()?;
-                self.append(config, Vec::new(), payload)?;
+                self.append_payload(config, Vec::new(), payload)?;
             }
             Headers::SendOnly { imm } if is_start && payload.len() <= mtu => {
                 self.check_receive()?;
-                self.append(config, Vec::new(), payload)?;
-                self.deliver(imm, solicited, step.events);
+                self.append_payload(config, Vec::new(), payload)?;
+                self.deliver_message(imm, solicited, step.events);
             }
             Headers::SendMiddle if payload.len() == mtu => {
                 let Some(Message::Send { bytes }) = self.message.take() else { return Err(INVALID) };
-                self.append(config, bytes, payload)?;
+                self.append_payload(config, bytes, payload)?;
             }
             Headers::SendLast { imm } if (1..=mtu).contains(&payload.len()) => {
                 let Some(Message::Send { bytes }) = self.message.take() else { return Err(INVALID) };
-                self.append(config, bytes, payload)?;
-                self.deliver(imm, solicited, step.events);
+                self.append_payload(config, bytes, payload)?;
+                self.deliver_message(imm, solicited, step.events);
             }
             Headers::WriteFirst(reth) if is_start && payload.len() == mtu && reth.len as usize > mtu => {
                 memory.check(reth.rkey, Access::Write, reth.address, u64::from(reth.len))?;
                 memory.write(reth.rkey, reth.address, payload)?;
-                self.message = Some(Message::Write { reth, landed: mtu as u32 });
+                self.message = Some(Message::Write { reth, written_bytes: mtu as u32 });
             }
             Headers::WriteOnly { reth, imm }
                 if is_start && payload.len() <= mtu && payload.len() == reth.len as usize =>
@@ -370,34 +370,38 @@ impl Responder {
                 if needs_key(config, reth) {
                     memory.check(reth.rkey, Access::Write, reth.address, u64::from(reth.len))?;
                 }
-                self.notify(imm, solicited, step.events, || match reth.len {
+                self.complete_write(imm, solicited, step.events, || match reth.len {
                     0 => Ok(()),
                     _ => memory.write(reth.rkey, reth.address, payload),
                 })?;
             }
             Headers::WriteMiddle if payload.len() == mtu => {
-                let Some(Message::Write { reth, landed }) = self.message else { return Err(INVALID) };
-                if reth.len - landed <= mtu as u32 {
+                let Some(Message::Write { reth, written_bytes }) = self.message else { return Err(INVALID) };
+                if reth.len - written_bytes <= mtu as u32 {
                     return Err(INVALID);
                 }
-                memory.write(reth.rkey, reth.address.wrapping_add(u64::from(landed)), payload)?;
-                self.message = Some(Message::Write { reth, landed: landed + mtu as u32 });
+                memory.write(reth.rkey, reth.address.wrapping_add(u64::from(written_bytes)), payload)?;
+                self.message = Some(Message::Write { reth, written_bytes: written_bytes + mtu as u32 });
             }
             Headers::WriteLast { imm } if (1..=mtu).contains(&payload.len()) => {
-                let Some(Message::Write { reth, landed }) = self.message else { return Err(INVALID) };
-                if (reth.len - landed) as usize != payload.len() {
+                let Some(Message::Write { reth, written_bytes }) = self.message else { return Err(INVALID) };
+                if (reth.len - written_bytes) as usize != payload.len() {
                     return Err(INVALID);
                 }
-                let address = reth.address.wrapping_add(u64::from(landed));
-                self.notify(imm, solicited, step.events, || memory.write(reth.rkey, address, payload))?;
+                let address = reth.address.wrapping_add(u64::from(written_bytes));
+                self.complete_write(imm, solicited, step.events, || {
+                    memory.write(reth.rkey, address, payload)
+                })?;
                 self.message = None;
             }
-            Headers::ReadRequest(reth) if is_start => return self.read(step, reth),
+            Headers::ReadRequest(reth) if is_start => return self.queue_read_response(step, reth),
             Headers::FetchAdd(eth) if is_start => {
-                self.atomic(step, eth, |eth| memory.fetch_add(eth.rkey, eth.address, eth.swap_or_add))?;
+                self.execute_atomic(step, eth, |eth| {
+                    memory.fetch_add(eth.rkey, eth.address, eth.swap_or_add)
+                })?;
             }
             Headers::CompareSwap(eth) if is_start => {
-                self.atomic(step, eth, |eth| {
+                self.execute_atomic(step, eth, |eth| {
                     memory.compare_swap(eth.rkey, eth.address, eth.compare, eth.swap_or_add)
                 })?;
             }
@@ -406,13 +410,13 @@ impl Responder {
         Ok(1)
     }
 
-    /// Refuses a message or an immediate without a receive.
+    /// Fails if no receive is posted.
     fn check_receive(&self) -> Result<(), Refusal> {
         if self.receives == 0 { Err(Refusal::NotReady) } else { Ok(()) }
     }
 
     /// Appends a payload to a message.
-    fn append(&mut self, config: &Config, mut bytes: Vec<u8>, payload: &[u8]) -> Result<(), Refusal> {
+    fn append_payload(&mut self, config: &Config, mut bytes: Vec<u8>, payload: &[u8]) -> Result<(), Refusal> {
         if bytes.len() + payload.len() > config.send_bytes_max {
             return Err(INVALID);
         }
@@ -422,7 +426,7 @@ impl Responder {
     }
 
     /// Delivers a complete message.
-    fn deliver(&mut self, imm: Option<u32>, solicited: bool, events: &mut VecDeque<Event>) {
+    fn deliver_message(&mut self, imm: Option<u32>, solicited: bool, events: &mut VecDeque<Event>) {
         if let Some(Message::Send { bytes }) = self.message.take() {
             self.receives -= 1;
             self.count_message();
@@ -430,18 +434,19 @@ impl Responder {
         }
     }
 
-    /// Completes a write: calls `land` to store the last bytes, unless there is an immediate and no receive for it.
-    fn notify(
+    /// Completes a write: calls `write` to store the last bytes, unless the write has an immediate and no receive is
+    /// posted.
+    fn complete_write(
         &mut self,
         imm: Option<u32>,
         solicited: bool,
         events: &mut VecDeque<Event>,
-        land: impl FnOnce() -> Result<(), Refused>,
+        write: impl FnOnce() -> Result<(), Refused>,
     ) -> Result<(), Refusal> {
         if imm.is_some() {
             self.check_receive()?;
         }
-        land()?;
+        write()?;
         self.count_message();
         if let Some(imm) = imm {
             self.receives -= 1;
@@ -454,32 +459,34 @@ impl Responder {
         self.msn = self.msn.wrapping_add(1) & 0xff_ffff;
     }
 
+    /// Queues the response to a read, and returns the number of its packets.
     // [ROCE-READ-1]
-    fn read(&mut self, step: &StepContext<'_>, reth: RethRepr) -> Result<u32, Refusal> {
+    fn queue_read_response(&mut self, step: &StepContext<'_>, reth: RethRepr) -> Result<u32, Refusal> {
         let StepContext { config, memory, arrived_ns, .. } = *step;
         let numbers = packets(reth.len, config.mtu.bytes());
-        if numbers > RESPONSE_PACKETS_MAX || !self.make_room(config) {
+        if numbers > RESPONSE_PACKETS_MAX || !self.make_room_for_response(config) {
             return Err(INVALID);
         }
         if needs_key(config, reth) {
             memory.check(reth.rkey, Access::Read, reth.address, u64::from(reth.len))?;
         }
         self.count_message();
-        let kind = Kind::Read { reth, has_started: false };
+        let kind = ResponseKind::Read { reth, has_started: false };
         let end = self.expected + u64::from(numbers);
         self.responses.push_back(Response { next: self.expected, end, kind, arrived_ns, is_repeat: false });
         Ok(numbers)
     }
 
+    /// Executes an atomic by `change`, keeps its result for duplicates, and queues the response.
     // [ROCE-ATOMIC-1]
-    fn atomic(
+    fn execute_atomic(
         &mut self,
         step: &StepContext<'_>,
         eth: AtomicEthRepr,
         change: impl FnOnce(&AtomicEthRepr) -> Result<u64, Refused>,
     ) -> Result<(), Refusal> {
         let StepContext { config, memory, arrived_ns, .. } = *step;
-        if !eth.address.is_multiple_of(8) || !self.make_room(config) {
+        if !eth.address.is_multiple_of(8) || !self.make_room_for_response(config) {
             return Err(INVALID);
         }
         memory.check(eth.rkey, Access::Atomic, eth.address, 8)?;
@@ -489,7 +496,7 @@ impl Responder {
             self.atomics.pop_front();
         }
         self.atomics.push_back((self.expected, old));
-        let kind = Kind::Atomic { old };
+        let kind = ResponseKind::Atomic { old };
         let (next, end) = (self.expected, self.expected + 1);
         self.responses.push_back(Response { next, end, kind, arrived_ns, is_repeat: false });
         Ok(())
@@ -499,7 +506,7 @@ impl Responder {
     // [ROCE-DUP-1]
     fn handle_duplicate(&mut self, step: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         let response = match packet.headers {
-            // The first copy of this spare has arrived. [ROCE-SEL-8]
+            // This is a spare whose first copy has arrived. [ROCE-SEL-8]
             Headers::ReadRequest(_) if packet.ack_request && step.config.selective => {
                 step.counters.duplicates += 1;
                 return;
@@ -507,10 +514,10 @@ impl Responder {
             Headers::ReadRequest(reth) => self.repeat_read(step, sequence, reth),
             // [ROCE-ATOMIC-2]
             Headers::FetchAdd(_) | Headers::CompareSwap(_) => {
-                self.atomics.iter().find(|(of, _)| *of == sequence).map(|(_, old)| Response {
+                self.atomics.iter().find(|(number, _)| *number == sequence).map(|(_, old)| Response {
                     next: sequence,
                     end: sequence + 1,
-                    kind: Kind::Atomic { old: *old },
+                    kind: ResponseKind::Atomic { old: *old },
                     arrived_ns: step.arrived_ns,
                     is_repeat: true,
                 })
@@ -543,16 +550,17 @@ impl Responder {
         (end <= self.expected && is_allowed).then_some(Response {
             next: sequence,
             end,
-            kind: Kind::Read { reth, has_started: false },
+            kind: ResponseKind::Read { reth, has_started: false },
             arrived_ns,
             is_repeat: true,
         })
     }
 
-    /// Returns true if there is room for one more response, after dropping a repeated response if necessary. Dropping
-    /// is safe: the requester requests missing responses again, and may do so in other pieces after it goes back N.
+    /// Makes room for one more response by dropping a repeated response, if necessary. Returns false if there is no
+    /// room. Dropping is safe: the requester requests missing responses again, and may request other pieces after it
+    /// goes back N.
     // [ROCE-DUP-3]
-    fn make_room(&mut self, config: &Config) -> bool {
+    fn make_room_for_response(&mut self, config: &Config) -> bool {
         if self.responses.len() >= config.answers_max
             && let Some(index) = self.responses.iter().rposition(|response| response.is_repeat)
         {
@@ -561,12 +569,13 @@ impl Responder {
         self.responses.len() < config.answers_max
     }
 
-    /// Queues a retransmitted response by its number, merged with a pending one for the same request.
+    /// Queues the response to a duplicate request, ordered by number, or merges it into the pending response to the
+    /// same request. Returns false if the queue is full.
     fn queue_repeat(&mut self, config: &Config, response: Response) -> bool {
-        if let Some(same) = self.responses.iter_mut().find(|pending| pending.end == response.end) {
-            // The pending response may already cover more.
-            if response.next < same.next {
-                *same = Response { is_repeat: same.is_repeat, ..response };
+        if let Some(pending) = self.responses.iter_mut().find(|pending| pending.end == response.end) {
+            // The pending response may already include more packets.
+            if response.next < pending.next {
+                *pending = Response { is_repeat: pending.is_repeat, ..response };
             }
             return true;
         }
@@ -574,8 +583,8 @@ impl Responder {
         if self.responses.len() >= config.answers_max {
             return false;
         }
-        let place = self.responses.partition_point(|pending| pending.end < response.end);
-        self.responses.insert(place, response);
+        let index = self.responses.partition_point(|pending| pending.end < response.end);
+        self.responses.insert(index, response);
         true
     }
 
@@ -606,8 +615,10 @@ impl Responder {
             payload: &[],
         };
         let len = match &mut response.kind {
-            Kind::Atomic { old } => packet(Headers::AtomicAcknowledge { aeth, old: *old }).emit(buffer),
-            Kind::Read { reth, has_started } => {
+            ResponseKind::Atomic { old } => {
+                packet(Headers::AtomicAcknowledge { aeth, old: *old }).emit(buffer)
+            }
+            ResponseKind::Read { reth, has_started } => {
                 let bytes = reth.len.min(step.config.mtu.bytes());
                 let headers = match (*has_started, bytes == reth.len) {
                     // [ROCE-SEL-6]
@@ -678,7 +689,7 @@ impl Responder {
     fn clear_ack(&mut self) {
         self.has_duplicate = false;
         (self.ack_at_ns, self.ack_is_deferrable) = (None, false);
-        (self.unacknowledged, self.unreported) = (0, 0);
+        (self.unacknowledged, self.early_since_ack) = (0, 0);
     }
 
     /// Returns the AETH of a response to a packet that arrived at `arrived_ns`.
@@ -700,8 +711,8 @@ impl Responder {
     /// Returns true if an acknowledgement has been due for [`Config::ack_delay`](crate::Config::ack_delay), and no
     /// response must precede it.
     pub fn has_overdue_ack(&self, step: &StepContext<'_>) -> bool {
-        let patience_ns = nanoseconds(step.config.ack_delay);
-        !self.has_response() && self.ack_at_ns.is_some_and(|at| at.saturating_add(patience_ns) <= step.now_ns)
+        let delay_ns = nanoseconds(step.config.ack_delay);
+        !self.has_response() && self.ack_at_ns.is_some_and(|at| at.saturating_add(delay_ns) <= step.now_ns)
     }
 
     /// Returns the time at which the acknowledgement is due.
@@ -713,7 +724,7 @@ impl Responder {
     // [ROCE-END-1]
     pub fn end(&mut self) {
         self.message = None;
-        self.kept = Kept::default();
+        self.kept = KeptPackets::default();
         self.has_gap = false;
         self.responses.clear();
         self.atomics.clear();

@@ -66,30 +66,30 @@ impl Room {
     /// full share. Otherwise, some lanes wait for room that others still hold: send the lowered grants to the peers,
     /// then call this method again.
     pub fn share(&self, now_ns: u64, peers: usize, lanes: &mut [Share]) -> bool {
-        let takes = lanes.iter().map(|lane| u64::from(lane.takes_bytes)).max().unwrap_or(0);
-        let half = self.bytes.saturating_sub(peers as u64 * takes) / 2;
+        let packet_bytes = lanes.iter().map(|lane| u64::from(lane.takes_bytes)).max().unwrap_or(0);
+        let half = self.bytes.saturating_sub(peers as u64 * packet_bytes) / 2;
         let active = lanes.iter().filter(|lane| is_active(lane, now_ns)).count() as u64;
         let granted: u64 = lanes.iter().map(Share::granted_bytes).sum();
-        let (each, mut spare) = (half / active.max(1), half.saturating_sub(granted));
+        let (share_bytes, mut free_bytes) = (half / active.max(1), half.saturating_sub(granted));
         let mut is_settled = true;
         for lane in lanes.iter_mut() {
             lane.answers = lane.target(half / (active + u64::from(!is_active(lane, now_ns))));
             if !is_active(lane, now_ns) {
                 continue;
             }
-            let target = lane.target(each);
+            let target = lane.target(share_bytes);
             if lane.grant > target {
                 lane.grant = target;
             } else {
-                let takes = u64::from(lane.takes_bytes);
-                let raised = (spare / takes).min(u64::from(target - lane.grant)) as u32;
-                spare -= u64::from(raised) * takes;
+                let packet_bytes = u64::from(lane.takes_bytes);
+                let raised = (free_bytes / packet_bytes).min(u64::from(target - lane.grant)) as u32;
+                free_bytes -= u64::from(raised) * packet_bytes;
                 lane.grant += raised;
                 is_settled &= lane.grant == target;
             }
         }
         if !is_settled || granted > half {
-            // Reclaims the shares that idle lanes still hold.
+            // Idle lanes release their shares.
             let idle = lanes.iter_mut().filter(|lane| !is_active(lane, now_ns));
             idle.for_each(|lane| lane.grant = 1);
         }
@@ -108,6 +108,7 @@ impl Share {
         u64::from(self.grant.saturating_sub(1)) * u64::from(self.takes_bytes)
     }
 
+    /// Returns the grant in packets for which `bytes` beyond the reserved packet suffice.
     fn target(&self, bytes: u64) -> u32 {
         (1 + bytes / u64::from(self.takes_bytes)).min(u64::from(GRANT_MAX)) as u32
     }
@@ -174,9 +175,9 @@ mod tests {
                 mark_used(&mut lanes[lane], now_ns);
                 let before = lanes.clone();
                 let is_settled = room.share(now_ns, peers, &mut lanes);
-                let most = before.iter().zip(&lanes).map(|(before, after)| before.granted_bytes().max(after.granted_bytes()));
+                let used = before.iter().zip(&lanes).map(|(before, after)| before.granted_bytes().max(after.granted_bytes()));
                 let half = (buffer_bytes as u64 / 4 * 3).saturating_sub(peers as u64 * u64::from(packet_takes_bytes(payload))) / 2;
-                prop_assert!(most.sum::<u64>() <= half);
+                prop_assert!(used.sum::<u64>() <= half);
                 if !is_settled {
                     prop_assert!(room.share(now_ns, peers, &mut lanes), "a second pass raises every share");
                 }

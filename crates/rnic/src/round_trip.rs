@@ -10,7 +10,7 @@ pub(crate) const TIMEOUT_NS_MAX: u64 = 200_000_000;
 pub(crate) const BOUND_NS_MAX: u64 = 500_000_000;
 
 /// Number of timeouts without a sample between them that indicates a longer path rather than losses.
-const TIMEOUTS_OF_LONGER_PATH: u32 = 3;
+const TIMEOUTS_FOR_LONGER_PATH: u32 = 3;
 
 /// Maximum time between packets that request a response, in ns, so that the estimate follows the path.
 const SAMPLE_INTERVAL_NS_MAX: u64 = 1_000_000_000;
@@ -36,18 +36,19 @@ pub(crate) struct RoundTrip {
 }
 
 impl RoundTrip {
-    /// Starts to time a new packet that requests a response, unless another packet is being timed.
-    pub fn begin(&mut self, now_ns: u64, sequence: u64) {
+    /// Starts to time a packet that requests a response and is sent for the first time, unless another packet is being
+    /// timed.
+    pub fn start_timing(&mut self, now_ns: u64, sequence: u64) {
         self.timed.get_or_insert((sequence, now_ns));
     }
 
     /// Takes a sample if the timed packet has been acknowledged, that is, has a number below `una`.
-    pub fn end(&mut self, now_ns: u64, una: u64) {
-        if let Some((sequence, since)) = self.timed
+    pub fn finish_timing(&mut self, now_ns: u64, una: u64) {
+        if let Some((sequence, sent_ns)) = self.timed
             && sequence < una
         {
             self.timed = None;
-            self.add_sample(now_ns.saturating_sub(since));
+            self.add_sample(now_ns.saturating_sub(sent_ns));
         }
     }
 
@@ -61,10 +62,10 @@ impl RoundTrip {
     /// Adds an upper bound of the round trip, in ns, at the end of a silence of `attempts` timeouts. The bound holds
     /// until the next sample; the first bound is also the first estimate. Without a sample in between, a further bound
     /// may only be lower, because successive losses would otherwise raise the bound without limit. After
-    /// [`TIMEOUTS_OF_LONGER_PATH`] timeouts, it may be higher, because the path has probably become longer again.
+    /// [`TIMEOUTS_FOR_LONGER_PATH`] timeouts, it may be higher, because the path has probably become longer again.
     pub fn add_bound(&mut self, ns: u64, attempts: u32) {
         self.timeouts += attempts;
-        let is_raised = !self.is_bound || self.timeouts >= TIMEOUTS_OF_LONGER_PATH;
+        let is_raised = !self.is_bound || self.timeouts >= TIMEOUTS_FOR_LONGER_PATH;
         self.previous_ns = self.last_ns;
         self.last_ns = ns.min(if is_raised { BOUND_NS_MAX } else { self.last_ns });
         self.is_bound = true;
@@ -75,7 +76,7 @@ impl RoundTrip {
     }
 
     /// Adopts an upper bound of the round trip, in ns, until the first sample or response.
-    pub fn expect(&mut self, ns: u64) {
+    pub fn set_initial_bound(&mut self, ns: u64) {
         self.last_ns = ns.min(BOUND_NS_MAX);
     }
 
@@ -109,7 +110,7 @@ impl RoundTrip {
 
     /// Stops timing, because the requester does not know which copy of a retransmitted packet a response answers
     /// (Karn's algorithm).
-    pub fn cancel(&mut self) {
+    pub fn cancel_timing(&mut self) {
         self.timed = None;
     }
 

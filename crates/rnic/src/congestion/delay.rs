@@ -1,9 +1,9 @@
 //! A delay-based congestion controller, which keeps the queue at the bottleneck short.
 //!
-//! The controller follows Swift (Kumar et al., SIGCOMM 2020). A target delay is larger for small windows. While the
-//! measured delay is below the target, the window grows by one packet per round trip. While the delay is above the
-//! target, the controller cuts the window in proportion to the excess, once per round trip. Windows may be below one
-//! packet. For unmanaged networks and shared processors, the controller differs from Swift:
+//! The controller follows Swift (Kumar et al., SIGCOMM 2020). It compares the measured delay with a target, which is
+//! larger for small windows. While the delay is below the target, the window grows by one packet per round trip. While
+//! the delay is above the target, the controller cuts the window in proportion to the excess, once per round trip.
+//! Windows may be below one packet. For unmanaged networks and shared processors, the controller differs from Swift:
 //!
 //! - The base delay is the smallest delay measured recently. To measure the base delay, a flow shrinks its window at
 //!   intervals, so that its own queue drains.
@@ -55,35 +55,39 @@ const WINDOW_MIN: f64 = 1.0 / 64.0;
 
 #[derive(Debug)]
 pub(super) struct Delay {
+    /// Congestion window in packets.
     window: f64,
+    /// True while each arrival adds a packet to the window (slow start).
     is_starting: bool,
-    /// Size up to which, after a silence, arrivals without a measured delay enlarge the window, because retransmitted
+    /// Window up to which, after a silence, arrivals without a measured delay enlarge the window, because retransmitted
     /// packets give no measurement.
     start_max: f64,
     /// The smallest delays in the current and the previous interval.
-    bases_ns: [u64; 2],
+    base_delays_ns: [u64; 2],
     /// End of the current interval.
-    base_until_ns: u64,
+    base_interval_end_ns: u64,
     trip_ns: u64,
     /// The smallest delay in this round trip.
-    standing_ns: u64,
+    round_min_ns: u64,
     /// End of this round trip.
     round_end_ns: u64,
     /// Consecutive round trips below the target.
-    rounds_below: u32,
-    /// Time since which each round trip was above the target; `None` if the last one was not.
-    above_since_ns: Option<u64>,
+    rounds_below_target: u32,
+    /// Time since which the delay of each round trip has exceeded the target; `None` if that of the last one did not.
+    above_target_since_ns: Option<u64>,
     /// Time before which the window is not cut again.
-    next_decrease_ns: u64,
+    decrease_allowed_ns: u64,
+    /// Arrivals and losses of the current count, and its earliest end.
     arrived: u32,
     lost: u32,
-    counted_until_ns: u64,
-    /// True if the last count found many losses.
+    count_end_ns: u64,
+    /// True if the last complete count exceeded the tolerated share of losses.
     is_lossy: bool,
     /// The window before a silence; `None` once responses have shown the losses.
     window_before_silence: Option<f64>,
     /// While yielding: the window to restore, and the time to restore it.
     yielding: Option<(f64, u64)>,
+    /// Time of the next yield.
     yield_at_ns: u64,
 }
 
@@ -93,17 +97,17 @@ impl Default for Delay {
             window: WINDOW_FIRST,
             is_starting: true,
             start_max: 0.0,
-            bases_ns: [u64::MAX; 2],
-            base_until_ns: 0,
+            base_delays_ns: [u64::MAX; 2],
+            base_interval_end_ns: 0,
             trip_ns: 0,
-            standing_ns: u64::MAX,
+            round_min_ns: u64::MAX,
             round_end_ns: 0,
-            rounds_below: 0,
-            above_since_ns: None,
-            next_decrease_ns: 0,
+            rounds_below_target: 0,
+            above_target_since_ns: None,
+            decrease_allowed_ns: 0,
             arrived: 0,
             lost: 0,
-            counted_until_ns: 0,
+            count_end_ns: 0,
             is_lossy: false,
             window_before_silence: None,
             yielding: None,
@@ -113,12 +117,13 @@ impl Default for Delay {
 }
 
 impl Delay {
+    /// Adds a sample to the current interval of the base delay.
     fn update_base(&mut self, now_ns: u64, network_ns: u64) {
-        if now_ns >= self.base_until_ns {
-            self.bases_ns = [u64::MAX, self.bases_ns[0]];
-            self.base_until_ns = now_ns + BASE_NS;
+        if now_ns >= self.base_interval_end_ns {
+            self.base_delays_ns = [u64::MAX, self.base_delays_ns[0]];
+            self.base_interval_end_ns = now_ns + BASE_NS;
         }
-        self.bases_ns[0] = self.bases_ns[0].min(network_ns);
+        self.base_delays_ns[0] = self.base_delays_ns[0].min(network_ns);
     }
 
     /// At intervals, shrinks the window for two round trips, to measure the base delay without the flow's own queue.
@@ -139,19 +144,20 @@ impl Delay {
 
     /// Starts again with the delay of this round trip as the base delay.
     fn restart(&mut self, now_ns: u64) {
-        self.bases_ns = [self.standing_ns, u64::MAX];
-        self.base_until_ns = now_ns + BASE_NS;
-        (self.is_starting, self.above_since_ns) = (true, None);
+        self.base_delays_ns = [self.round_min_ns, u64::MAX];
+        self.base_interval_end_ns = now_ns + BASE_NS;
+        (self.is_starting, self.above_target_since_ns) = (true, None);
     }
 
-    /// Returns the target delay.
+    /// Returns the target delay in ns. `overtaken_ns` is [`Feedback::overtaken_ns`].
     fn target_ns(&self, overtaken_ns: u64) -> f64 {
-        let base = self.bases_ns[0].min(self.bases_ns[1]) as f64;
+        let base = self.base_delays_ns[0].min(self.base_delays_ns[1]) as f64;
         let allowance = ALLOWANCE_NS + ALLOWANCE_OF_BASE * base;
         let target = base + allowance * (1.0 + SMALL_WINDOW_EXTRA / self.window.sqrt());
         target.max((overtaken_ns as f64).min(base + REORDERING_NS_MAX))
     }
 
+    /// Enlarges the window after `arrived` arrivals.
     fn increase(&mut self, arrived: f64) {
         if self.is_starting {
             self.window += arrived;
@@ -165,22 +171,23 @@ impl Delay {
     /// So a flow soon recovers from an unjustified cut and uses bandwidth that other flows release. Flows on one link
     /// take equal steps.
     fn step(&self) -> f64 {
-        let step = f64::from(1 + self.rounds_below / ROUNDS_OF_STEP);
+        let step = f64::from(1 + self.rounds_below_target / ROUNDS_OF_STEP);
         step.min(self.window * STEP_MAX).max(1.0)
     }
 
-    /// Cuts the window, at most once per round trip, since packets sent after a cut show its effect only then.
+    /// Cuts the window by the fraction `by`, at most once per round trip, because the effect of a cut shows only after
+    /// a round trip.
     fn decrease(&mut self, now_ns: u64, by: f64) {
-        if now_ns >= self.next_decrease_ns {
+        if now_ns >= self.decrease_allowed_ns {
             (self.is_starting, self.start_max) = (false, 0.0);
             self.window = (self.window * (1.0 - by)).max(WINDOW_MIN);
-            self.next_decrease_ns = now_ns + self.trip_ns;
+            self.decrease_allowed_ns = now_ns + self.trip_ns;
         }
     }
 
     /// Ends a silence. If nearly all packets in flight arrived, the peer was only descheduled, so the previous window
-    /// is restored. Otherwise the window starts again from one packet, and returns true: the losses of the silence do not
-    /// count further.
+    /// is restored. Otherwise, the window starts again from one packet, and the method returns true: the caller does
+    /// not count the losses of the silence again.
     fn end_silence(&mut self, now_ns: u64, feedback: Feedback) -> bool {
         if feedback.arrived + feedback.lost == 0 {
             return false;
@@ -190,19 +197,20 @@ impl Delay {
         if is_lossy {
             (self.is_starting, self.start_max) = (true, self.start_max.max(window / 2.0));
             (self.arrived, self.lost, self.is_lossy) = (0, 0, false);
-            self.counted_until_ns = now_ns + self.trip_ns;
+            self.count_end_ns = now_ns + self.trip_ns;
         } else {
             self.window = window;
         }
         is_lossy
     }
 
-    /// Counts losses. Returns true if there are too many to be random.
+    /// Counts losses. Returns true if two counts in a row exceed the tolerated share, so that the losses are hardly
+    /// random.
     fn count_losses(&mut self, now_ns: u64, feedback: Feedback) -> bool {
         self.arrived += feedback.arrived;
         self.lost += feedback.lost;
         let counted = self.arrived + self.lost;
-        if counted < COUNTED_MIN || now_ns < self.counted_until_ns {
+        if counted < COUNTED_MIN || now_ns < self.count_end_ns {
             return false;
         }
         // A single lost train also counts as many losses, but two lost trains in a row are rare.
@@ -210,7 +218,7 @@ impl Delay {
         self.is_lossy = self.lost * LOSS_DIVISOR > counted;
         let is_persistent = was_lossy && self.is_lossy;
         (self.arrived, self.lost) = (0, 0);
-        self.counted_until_ns = now_ns + self.trip_ns;
+        self.count_end_ns = now_ns + self.trip_ns;
         is_persistent
     }
 }
@@ -238,27 +246,29 @@ impl Controller for Delay {
         if self.yielding.is_some() {
             return;
         }
-        self.standing_ns = self.standing_ns.min(network_ns);
-        let (trip, target) = (self.standing_ns as f64, self.target_ns(feedback.overtaken_ns));
-        // While the window starts to grow, half of it suffices, as in Linux's TCP: it may have doubled since.
+        self.round_min_ns = self.round_min_ns.min(network_ns);
+        let (trip, target) = (self.round_min_ns as f64, self.target_ns(feedback.overtaken_ns));
+        // In slow start, half of the window suffices, as in Linux's TCP, because the window may have doubled since.
         let is_used = is_window_used(self.window, feedback.in_flight) || self.is_starting && is_half_full;
         if trip <= target && is_used {
             self.increase(f64::from(feedback.arrived));
         }
         if now_ns >= self.round_end_ns {
             let is_above = trip > target;
-            self.rounds_below = if is_above { 0 } else { self.rounds_below + 1 };
-            self.above_since_ns = is_above.then(|| self.above_since_ns.unwrap_or(now_ns));
+            self.rounds_below_target = if is_above { 0 } else { self.rounds_below_target + 1 };
+            self.above_target_since_ns = is_above.then(|| self.above_target_since_ns.unwrap_or(now_ns));
             if is_above {
                 self.decrease(now_ns, (DECREASE * (trip - target) / trip).min(DECREASE_MAX));
             }
             if self.window < 1.0
-                && self.above_since_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= ABOVE_NS_MAX)
+                && self
+                    .above_target_since_ns
+                    .is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= ABOVE_NS_MAX)
             {
                 self.restart(now_ns);
             }
             self.round_end_ns = now_ns + self.trip_ns;
-            self.standing_ns = u64::MAX;
+            self.round_min_ns = u64::MAX;
         }
     }
 

@@ -27,17 +27,18 @@ impl Pace {
         let trip_ns = trip_ns as f64;
         match window < 1.0 {
             true => Pace { interval_ns: trip_ns / window, burst_ns: 0.0 },
-            false => Pace::with(trip_ns / (window * WINDOW_GAIN), trip_ns / BURST_DIVISOR_WINDOW),
+            false => Pace::with_burst(trip_ns / (window * WINDOW_GAIN), trip_ns / BURST_DIVISOR_WINDOW),
         }
     }
 
     /// Returns the pace of a path without congestion control: as many packets per round trip as may be in flight.
     pub fn of_path(packets: u32, trip_ns: u64) -> Pace {
         let trip_ns = trip_ns as f64;
-        Pace::with(trip_ns / f64::from(packets), trip_ns / BURST_DIVISOR_PATH)
+        Pace::with_burst(trip_ns / f64::from(packets), trip_ns / BURST_DIVISOR_PATH)
     }
 
-    fn with(interval_ns: f64, burst_ns: f64) -> Pace {
+    /// Returns a pace whose bursts cover `burst_ns`, or more if needed for [`BURST_PACKETS`] or [`BURST_NS`].
+    fn with_burst(interval_ns: f64, burst_ns: f64) -> Pace {
         let burst_ns = burst_ns.max(interval_ns * f64::from(BURST_PACKETS)).max(BURST_NS);
         Pace { interval_ns, burst_ns }
     }
@@ -52,8 +53,8 @@ pub(crate) struct Pacer {
 impl Pacer {
     /// Returns the time at which the next packet may be sent; `None` if the next packet may be sent now.
     pub fn wait_until(&self, now_ns: u64, pace: Pace) -> Option<u64> {
-        let at_ns = self.due_ns.saturating_sub(pace.burst_ns as u64);
-        (at_ns > now_ns).then_some(at_ns)
+        let release_ns = self.due_ns.saturating_sub(pace.burst_ns as u64);
+        (release_ns > now_ns).then_some(release_ns)
     }
 
     /// Records that `packets` packets were sent. A read counts as the response packets that it requests.

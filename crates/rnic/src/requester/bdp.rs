@@ -17,8 +17,8 @@ const ROUNDS: usize = 8;
 /// Interval between measurements of the smallest round trip, in ns; a measurement counts for two intervals.
 const WINDOW_NS: u64 = 5_000_000_000;
 
-/// The smallest of the times sampled in the current and in the previous window. The larger one of each two consecutive
-/// samples counts, because a path may deliver a single packet early.
+/// The smallest sample of the current and of the previous window. The larger one of each two consecutive samples
+/// counts, because a path may deliver a single packet early.
 #[derive(Debug, Default)]
 pub(super) struct WindowedMin {
     ns: [Option<u64>; 2],
@@ -52,12 +52,13 @@ impl WindowedMin {
 pub(super) struct Bdp {
     trips: WindowedMin,
     /// End of the time in which the queue drains, in ns.
-    drains_until_ns: u64,
-    drains: bool,
+    drain_end_ns: u64,
+    is_draining: bool,
     round_begin_ns: u64,
     arrived: u32,
-    /// True if the window or the pace has held packets back in this round.
-    is_held: bool,
+    /// True if the window or the pace has held packets back in this round. Otherwise, the sender may have had too
+    /// little to send, so an arrival rate below the estimate shows nothing.
+    was_limited: bool,
     /// Estimates of the last rounds, newest first, in packets.
     rounds: [u32; ROUNDS],
 }
@@ -65,27 +66,27 @@ pub(super) struct Bdp {
 impl Bdp {
     /// Returns the number of packets that may be in flight beyond the peer's grant: none while the queue drains.
     pub fn packets(&self) -> u32 {
-        if self.drains { 0 } else { self.largest() }
+        if self.is_draining { 0 } else { self.estimate() }
     }
 
-    /// Returns the estimate in packets, even while the queue drains, and the smallest round trip in ns; `None` before
+    /// Returns the estimate in packets, also while the queue drains, and the smallest round trip in ns; `None` before
     /// the first measurement.
     pub fn product(&self) -> Option<(u32, u64)> {
-        Some((self.largest(), self.trips.min_ns()?))
+        Some((self.estimate(), self.trips.min_ns()?))
     }
 
-    /// Records that a limit holds packets back.
-    pub fn on_held(&mut self) {
-        self.is_held = true;
+    /// Records that the window or the pace holds packets back.
+    pub fn on_limited(&mut self) {
+        self.was_limited = true;
     }
 
-    fn largest(&self) -> u32 {
+    fn estimate(&self) -> u32 {
         self.rounds.into_iter().max().unwrap_or(0)
     }
 
     /// Returns the maximum number of packets in flight while the queue drains, and `None` at other times.
     pub fn drain_limit(&self) -> Option<u32> {
-        self.drains.then(|| (self.largest() / 4).max(1))
+        self.is_draining.then(|| (self.estimate() / 4).max(1))
     }
 
     /// Records that `arrived` further packets have arrived. `trip_ns` is a sample of the round-trip time; `None` if the
@@ -94,10 +95,10 @@ impl Bdp {
         let is_next = self.trips.add(now_ns, trip_ns);
         let Some(trip_ns) = self.trips.min_ns() else { return };
         if is_next {
-            self.drains_until_ns = now_ns.saturating_add(2 * trip_ns + ROUND_NS_MIN);
+            self.drain_end_ns = now_ns.saturating_add(2 * trip_ns + ROUND_NS_MIN);
         }
-        self.drains = now_ns < self.drains_until_ns;
-        if self.drains {
+        self.is_draining = now_ns < self.drain_end_ns;
+        if self.is_draining {
             (self.arrived, self.round_begin_ns) = (0, now_ns);
             return;
         }
@@ -105,11 +106,11 @@ impl Bdp {
         let elapsed_ns = now_ns.saturating_sub(self.round_begin_ns);
         if elapsed_ns >= trip_ns.max(ROUND_NS_MIN) {
             let packets = (u128::from(self.arrived) * u128::from(trip_ns) / u128::from(elapsed_ns)) as u32;
-            if self.is_held || packets > self.largest() {
+            if self.was_limited || packets > self.estimate() {
                 self.rounds.rotate_right(1);
                 self.rounds[0] = packets;
             }
-            (self.arrived, self.is_held, self.round_begin_ns) = (0, false, now_ns);
+            (self.arrived, self.was_limited, self.round_begin_ns) = (0, false, now_ns);
         }
     }
 }
@@ -120,34 +121,34 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// 40 packets arrive in each ms, over `trip_ns`.
-    fn arrivals(bdp: &mut Bdp, ms: std::ops::Range<u64>, trip_ns: u64) {
+    /// Reports the arrival of 40 packets in each ms, over a path with the round trip `trip_ns`.
+    fn add_arrivals(bdp: &mut Bdp, ms: std::ops::Range<u64>, trip_ns: u64) {
         for ms in ms {
-            bdp.on_held();
+            bdp.on_limited();
             bdp.on_arrived(ms * MS, 40, Some(trip_ns));
         }
     }
 
     #[test]
-    fn product_follows_the_round_trip_within_two_windows() {
+    fn estimate_follows_the_round_trip_within_two_windows() {
         let mut bdp = Bdp::default();
-        arrivals(&mut bdp, 1..100, 20 * MS);
+        add_arrivals(&mut bdp, 1..100, 20 * MS);
         assert_eq!(bdp.packets(), 800);
         // A queue lengthens the round trip, not the path.
-        arrivals(&mut bdp, 100..4_000, 26 * MS);
+        add_arrivals(&mut bdp, 100..4_000, 26 * MS);
         assert_eq!(bdp.packets(), 800);
-        arrivals(&mut bdp, 4_000..16_000, 50 * MS);
+        add_arrivals(&mut bdp, 4_000..16_000, 50 * MS);
         assert_eq!(bdp.packets(), 2000);
     }
 
     #[test]
-    fn queue_drains_before_a_new_measurement() {
+    fn no_packet_exceeds_the_grant_while_the_queue_drains() {
         let mut bdp = Bdp::default();
-        arrivals(&mut bdp, 1..5_001, 20 * MS);
+        add_arrivals(&mut bdp, 1..5_001, 20 * MS);
         assert_eq!(bdp.packets(), 800);
-        arrivals(&mut bdp, 5_001..5_030, 20 * MS);
+        add_arrivals(&mut bdp, 5_001..5_030, 20 * MS);
         assert_eq!(bdp.packets(), 0);
-        arrivals(&mut bdp, 5_030..5_100, 20 * MS);
+        add_arrivals(&mut bdp, 5_030..5_100, 20 * MS);
         assert_eq!(bdp.packets(), 800);
     }
 }

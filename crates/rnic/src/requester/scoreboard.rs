@@ -44,12 +44,16 @@ enum PacketState {
 #[derive(Debug)]
 struct Entry {
     state: PacketState,
+    /// Time of the last transmission.
     sent_ns: u64,
-    first_ns: u64,
+    /// Time of the first transmission.
+    first_sent_ns: u64,
+    /// The `order` of the last transmission, in its stream.
     order: u64,
     /// The `order` of the last transmission that was not a spare. A response shows that the request arrived, but not
     /// that its spare arrived.
     order_without_spare: u64,
+    /// Number of transmissions.
     copies: u32,
     /// Sequence numbers that the request with this number takes: above 1 for a read of several packets, 0 for the
     /// further numbers of such a read. If the request was sent several times, this is the smallest count, because the
@@ -80,7 +84,7 @@ pub(super) struct Scoreboard {
     entries: VecDeque<Entry>,
     /// The packets that may still arrive or count as lost, by [`Stream`]: the `order` and number of each, oldest first.
     /// Also contains some packets that have already arrived or count as lost.
-    open: [VecDeque<(u64, u64)>; 2],
+    candidates: [VecDeque<(u64, u64)>; 2],
     /// The lost packets.
     lost: BTreeSet<u64>,
     /// Number after the last packet known to be executed.
@@ -118,7 +122,7 @@ impl Scoreboard {
         Scoreboard {
             una,
             entries: VecDeque::new(),
-            open: Default::default(),
+            candidates: Default::default(),
             lost: BTreeSet::new(),
             executed_end: una,
             order_next: 0,
@@ -169,16 +173,14 @@ impl Scoreboard {
             if self.index(sequence).is_none() {
                 debug_assert_eq!(sequence, self.una + self.entries.len() as u64, "no gaps");
                 self.unanswered += u32::from(returns_data);
-                let (state, order, order_without_spare, copies, numbers) = (PacketState::Done, 0, 0, 0, 0);
-                let (sent_ns, first_ns) = (now_ns, now_ns);
                 self.entries.push_back(Entry {
-                    state,
-                    sent_ns,
-                    first_ns,
-                    order,
-                    order_without_spare,
-                    copies,
-                    numbers,
+                    state: PacketState::Done,
+                    sent_ns: now_ns,
+                    first_sent_ns: now_ns,
+                    order: 0,
+                    order_without_spare: 0,
+                    copies: 0,
+                    numbers: 0,
                     returns_data,
                     requests_ack,
                     request,
@@ -188,7 +190,7 @@ impl Scoreboard {
             let index = (sequence - self.una) as usize;
             // A kept packet sent as a probe stays kept.
             if self.entries[index].state != PacketState::Kept {
-                self.set(index, PacketState::InFlight);
+                self.set_state(index, PacketState::InFlight);
             }
             let entry = &mut self.entries[index];
             (entry.order, entry.order_without_spare) = (order, order);
@@ -202,12 +204,12 @@ impl Scoreboard {
     fn next_order(&mut self, stream: Stream, sequence: u64) -> u64 {
         let order = self.order_next;
         self.order_next += 1;
-        self.open[stream as usize].push_back((order, sequence));
+        self.candidates[stream as usize].push_back((order, sequence));
         order
     }
 
     /// Returns the index of the packet of a transmission that is still in flight.
-    fn open_index(&self, order: u64, sequence: u64) -> Option<usize> {
+    fn candidate_index(&self, order: u64, sequence: u64) -> Option<usize> {
         let is_open = |entry: &Entry| entry.state == PacketState::InFlight && entry.order == order;
         self.index(sequence).filter(|index| is_open(&self.entries[*index]))
     }
@@ -234,7 +236,7 @@ impl Scoreboard {
         }
     }
 
-    fn set(&mut self, index: usize, state: PacketState) {
+    fn set_state(&mut self, index: usize, state: PacketState) {
         let (entry, sequence) = (&mut self.entries[index], self.una + index as u64);
         let is_in_flight = |state: PacketState| u32::from(state == PacketState::InFlight);
         self.in_flight = self.in_flight + is_in_flight(state) - is_in_flight(entry.state);
@@ -255,7 +257,7 @@ impl Scoreboard {
         let Entry { state: before, sent_ns, order_without_spare, copies, requests_ack, returns_data, .. } =
             self.entries[index];
         if before == PacketState::Kept || before == PacketState::Done {
-            return self.set(index, state);
+            return self.set_state(index, state);
         }
         // True if the last copy arrived, not a late earlier copy.
         let is_newest =
@@ -269,20 +271,20 @@ impl Scoreboard {
             self.progress.sent_ns = self.progress.sent_ns.max(Some(sent_ns));
         }
         if (1..=COPIES_MEASURED_MAX).contains(&copies) {
-            let first_ns = self.entries[index].first_ns;
-            self.progress.first_sent_ns = self.progress.first_sent_ns.max(Some(first_ns));
+            let first_sent_ns = self.entries[index].first_sent_ns;
+            self.progress.first_sent_ns = self.progress.first_sent_ns.max(Some(first_sent_ns));
         }
         let is_overtaken = copies == 1 && Some(order_without_spare) < self.order_arrived;
         let overtaken_ns = if is_overtaken { now_ns.saturating_sub(sent_ns) } else { 0 };
         self.overtaken_ns = overtaken_ns.max(self.overtaken_ns - self.overtaken_ns / OVERTAKEN_PACKETS);
         self.progress.arrived += 1;
-        self.set(index, state);
+        self.set_state(index, state);
     }
 
     /// Raises the reordering threshold, because an earlier copy turned out to be late, not lost.
     fn on_late_arrival(&mut self, now_ns: u64, index: usize) {
         self.reorder_threshold = (2 * self.reorder_threshold).min(REORDER_THRESHOLD_MAX);
-        self.late_ns = self.late_ns.max(now_ns.saturating_sub(self.entries[index].first_ns));
+        self.late_ns = self.late_ns.max(now_ns.saturating_sub(self.entries[index].first_sent_ns));
         self.losses = 0;
     }
 
@@ -314,12 +316,12 @@ impl Scoreboard {
                 // A later response has arrived, so the peer has sent this response. A kept packet counts as sent twice,
                 // so that its response gives no sample.
                 (true, PacketState::Kept | PacketState::InFlight) => {
-                    self.set(index, PacketState::InFlight);
+                    self.set_state(index, PacketState::InFlight);
                     let order = self.next_order(Stream::Responses, sequence);
                     let entry = &mut self.entries[index];
                     entry.order = order;
                     if state == PacketState::Kept {
-                        (entry.sent_ns, entry.first_ns, entry.copies) = (now_ns, now_ns, 2);
+                        (entry.sent_ns, entry.first_sent_ns, entry.copies) = (now_ns, now_ns, 2);
                     }
                 }
                 (true, PacketState::Lost | PacketState::Done) => {}
@@ -358,8 +360,8 @@ impl Scoreboard {
 
     /// Returns true if an earlier response is late or lost.
     pub fn awaits_response_before(&self, sequence: u64) -> bool {
-        let mut open = self.open[Stream::Responses as usize].iter();
-        let late = open.find(|(order, sequence)| self.open_index(*order, *sequence).is_some());
+        let mut candidates = self.candidates[Stream::Responses as usize].iter();
+        let late = candidates.find(|(order, sequence)| self.candidate_index(*order, *sequence).is_some());
         let is_before = |earlier: &u64| *earlier < sequence;
         late.is_some_and(|(_, late)| is_before(late)) || self.lost.first().is_some_and(is_before)
     }
@@ -370,7 +372,7 @@ impl Scoreboard {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state == PacketState::Kept
         {
-            self.set(index, PacketState::Lost);
+            self.set_state(index, PacketState::Lost);
         }
     }
 
@@ -379,7 +381,7 @@ impl Scoreboard {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state != PacketState::Done
         {
-            self.set(index, PacketState::Lost);
+            self.set_state(index, PacketState::Lost);
         }
     }
 
@@ -409,8 +411,8 @@ impl Scoreboard {
     }
 
     /// Marks as lost the packets in flight for which `until` returns `None`, given the stream, the number of places by
-    /// which the newest arrival of the stream is ahead, and the send time. Returns the number of losses and the earliest
-    /// time that `until` returned.
+    /// which the newest arrival of the stream is ahead, and the send time. Returns the number of losses and the
+    /// earliest time that `until` returned.
     ///
     /// A lost request is one packet on the path, however many response packets it requests. So these count as one loss.
     /// But if the peer has executed the request, the response packets themselves were lost, and each counts.
@@ -420,8 +422,8 @@ impl Scoreboard {
         for stream in [Stream::Sent, Stream::Responses] {
             let mut lost_request = None;
             // Packets of a stream are lost in order, so the first packet that is not lost ends the search.
-            while let Some((order, sequence)) = self.open[stream as usize].front().copied() {
-                if let Some(index) = self.open_index(order, sequence) {
+            while let Some((order, sequence)) = self.candidates[stream as usize].front().copied() {
+                if let Some(index) = self.candidate_index(order, sequence) {
                     let Entry { sent_ns, request, .. } = self.entries[index];
                     let behind = match stream {
                         Stream::Sent => self.order_arrived.map_or(0, |arrived| arrived.saturating_sub(order)),
@@ -431,11 +433,11 @@ impl Scoreboard {
                         next_ns = next_ns.min(at_ns);
                         break;
                     }
-                    self.set(index, PacketState::Lost);
+                    self.set_state(index, PacketState::Lost);
                     losses += u32::from(sequence < self.executed_end || lost_request != Some(request));
                     lost_request = Some(request);
                 }
-                self.open[stream as usize].pop_front();
+                self.candidates[stream as usize].pop_front();
             }
         }
         (losses, Some(next_ns).filter(|at_ns| *at_ns != u64::MAX))
@@ -471,16 +473,17 @@ impl Scoreboard {
         self.in_flight > 0 || self.lost.is_empty() && !self.entries.is_empty()
     }
 
-    /// Removes the finished packets at the front and returns the new `una`.
+    /// Removes the finished packets at the front, and returns the new `una`.
     pub fn advance(&mut self) -> u64 {
         while self.entries.front().is_some_and(|entry| entry.state == PacketState::Done) {
             self.entries.pop_front();
             self.una += 1;
         }
-        for stream in 0..self.open.len() {
-            while self.open[stream].front().is_some_and(|(order, of)| self.open_index(*order, *of).is_none())
+        for stream in 0..self.candidates.len() {
+            while let Some((order, sequence)) = self.candidates[stream].front()
+                && self.candidate_index(*order, *sequence).is_none()
             {
-                self.open[stream].pop_front();
+                self.candidates[stream].pop_front();
             }
         }
         self.una
@@ -498,10 +501,10 @@ mod tests {
     /// Threads read the clock before they lock the queue pair, so calls may come with decreasing times.
     #[test]
     fn packet_may_be_acknowledged_before_its_send_time() {
-        let mut board = Scoreboard::new(5);
-        board.on_sent(1000, 5, 1, false, true);
-        board.on_sent(2000, 5, 1, false, true);
-        board.handle_executed(500, 100, 6);
-        assert_eq!(board.advance(), 6);
+        let mut scoreboard = Scoreboard::new(5);
+        scoreboard.on_sent(1000, 5, 1, false, true);
+        scoreboard.on_sent(2000, 5, 1, false, true);
+        scoreboard.handle_executed(500, 100, 6);
+        assert_eq!(scoreboard.advance(), 6);
     }
 }

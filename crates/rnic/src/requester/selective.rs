@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use super::bdp::Bdp;
 use super::scoreboard::Scoreboard;
 use super::surplus::Surplus;
-use super::{Failure, Requester, Work, write_packet};
+use super::{Failure, Requester, WorkRequest, write_packet};
 use crate::config::Config;
 use crate::congestion::pacer::{BURST_PACKETS, Pace, Pacer};
 use crate::congestion::{Controller, Feedback};
@@ -23,7 +23,7 @@ use crate::work::{Cause, Operation, Status};
 /// The requester's additional state for selective repeat.
 #[derive(Debug)]
 pub(super) struct Selective {
-    board: Scoreboard,
+    scoreboard: Scoreboard,
     bdp: Bdp,
     surplus: Surplus,
     controller: Option<Box<dyn Controller>>,
@@ -49,7 +49,7 @@ struct Spare {
 impl Selective {
     pub fn new(config: &Config, una: u64) -> Selective {
         Selective {
-            board: Scoreboard::new(una),
+            scoreboard: Scoreboard::new(una),
             bdp: Bdp::default(),
             surplus: Surplus::default(),
             controller: config.congestion.controller(),
@@ -73,7 +73,7 @@ impl Selective {
 
     /// Returns the maximum number of packets in flight under the grant `granted`, by the measured bandwidth-delay
     /// product.
-    pub fn over_path(&self, granted: u32) -> u32 {
+    pub fn limit_over_path(&self, granted: u32) -> u32 {
         let surplus = if self.controller.is_some() { u32::MAX } else { self.surplus.packets() };
         match self.bdp.drain_limit() {
             Some(packets) => packets.min(granted),
@@ -81,9 +81,9 @@ impl Selective {
         }
     }
 
-    fn on_held(&mut self) {
-        self.bdp.on_held();
-        self.surplus.on_held();
+    fn on_limited(&mut self) {
+        self.bdp.on_limited();
+        self.surplus.on_limited();
     }
 
     /// Returns the congestion window in packets; `None` without a congestion controller.
@@ -109,15 +109,15 @@ impl Selective {
     }
 
     pub fn newest_unfinished(&self) -> Option<u64> {
-        self.board.newest_unfinished()
+        self.scoreboard.newest_unfinished()
     }
 
     pub fn awaits_response(&self) -> bool {
-        self.board.awaits_response()
+        self.scoreboard.awaits_response()
     }
 
     pub fn on_repeated(&mut self, now_ns: u64, sequence: u64, returns_data: bool) {
-        self.board.on_sent(now_ns, sequence, 1, returns_data, true);
+        self.scoreboard.on_sent(now_ns, sequence, 1, returns_data, true);
     }
 
     pub fn handle_silence(&mut self) {
@@ -144,7 +144,7 @@ impl Selective {
     fn take_spare(&mut self, now_ns: u64) -> Option<Spare> {
         loop {
             let spare = self.spares.pop_front_if(|spare| spare.due_ns <= now_ns)?;
-            if self.board.is_in_flight(spare.sequence, spare.numbers) {
+            if self.scoreboard.is_in_flight(spare.sequence, spare.numbers) {
                 return Some(spare);
             }
         }
@@ -178,14 +178,14 @@ impl Requester {
         let Some(selective) = &mut self.selective else { return Ok(None) };
         selective.paced_until_ns = None;
         if let Some(spare) = selective.take_spare(now_ns) {
-            selective.board.on_spare_sent(spare.sequence, spare.numbers);
-            let work = &self.works[self.index_of(spare.sequence)];
+            selective.scoreboard.on_spare_sent(spare.sequence, spare.numbers);
+            let work = &self.send_queue[self.index_of(spare.sequence)];
             let piece = work.layout.piece((spare.sequence - work.first) as u32).as_message_of(spare.numbers);
             return write_packet(step.memory, work, spare.sequence, &piece, true, dest_qp, buffer).map(Some);
         }
-        let lost = selective.board.next_lost();
+        let lost = selective.scoreboard.next_lost();
         let Some(sequence) = lost.or((self.next < self.end).then_some(self.next)) else { return Ok(None) };
-        let work = &self.works[self.index_of(sequence)];
+        let work = &self.send_queue[self.index_of(sequence)];
         let mut piece = work.layout.piece((sequence - work.first) as u32);
         if self.is_probing {
             return Ok(None);
@@ -193,7 +193,7 @@ impl Requester {
         let numbers = self.numbers_to_send(config, work, &piece, sequence, lost.is_some());
         if numbers == 0 {
             if let Some(selective) = &mut self.selective {
-                selective.on_held();
+                selective.on_limited();
             }
             return Ok(None);
         }
@@ -213,13 +213,13 @@ impl Requester {
         if let Some(pace) = selective.pace(config, granted, trip_ns, parts) {
             selective.paced_until_ns = selective.pacer.wait_until(now_ns, pace);
             if selective.paced_until_ns.is_some() {
-                selective.on_held();
+                selective.on_limited();
                 return Ok(None);
             }
             selective.pacer.on_sent(now_ns, numbers, pace);
         }
         let len = write_packet(step.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
-        selective.board.on_sent(now_ns, sequence, numbers, returns_data, ack_request);
+        selective.scoreboard.on_sent(now_ns, sequence, numbers, returns_data, ack_request);
         if matches!(work.request.operation, Operation::Read { .. }) && config.fills_path {
             selective.add_spare(now_ns, sequence, numbers);
         }
@@ -245,7 +245,7 @@ impl Requester {
     fn numbers_to_send(
         &self,
         config: &Config,
-        work: &Work,
+        work: &WorkRequest,
         piece: &Piece,
         sequence: u64,
         is_lost: bool,
@@ -253,11 +253,11 @@ impl Requester {
         let Some(selective) = &self.selective else { return 0 };
         let ahead = sequence - self.una;
         let limit = selective.limit(self.limit(config));
-        let free = limit.saturating_sub(selective.board.in_flight());
+        let free = limit.saturating_sub(selective.scoreboard.in_flight());
         if is_lost {
             // No limit holds back the oldest packet, since all others may wait for it.
             let free = if ahead == 0 { free.max(1) } else { free };
-            return free.min(selective.board.lost_together(sequence));
+            return free.min(selective.scoreboard.lost_together(sequence));
         }
         let operation = &work.request.operation;
         // Four windows: a lost packet may be retransmitted and lost again while later packets still leave.
@@ -265,7 +265,9 @@ impl Requester {
         let span = span(config.mtu);
         let end = match operation.returns_data() {
             // A read whose response is lost takes no place in the span that the peer keeps: the peer has executed it.
-            true => (self.una.max(selective.board.executed_end()) + span).min(self.una + READ_SPANS * span),
+            true => {
+                (self.una.max(selective.scoreboard.executed_end()) + span).min(self.una + READ_SPANS * span)
+            }
             false => self.una + span.min(windows),
         };
         let free = free.min((end + 1).saturating_sub(sequence) as u32);
@@ -275,7 +277,7 @@ impl Requester {
         let answers_max = config.reads_max.max(1) as u64;
         let room_packets = config.room_packets.saturating_add(self.path_packets(config));
         let room = answers_max.min(u64::from(room_packets / self.parts).max(1)) as u32;
-        let free = free.min(room.saturating_sub(selective.board.unanswered()));
+        let free = free.min(room.saturating_sub(selective.scoreboard.unanswered()));
         if !matches!(operation, Operation::Read { .. }) {
             // The peer keeps the results of `answers_max` atomics, in case the requester asks again for a lost
             // response.
@@ -287,7 +289,7 @@ impl Requester {
         let numbers = free.min(wanted);
         // Responses free the window packet by packet: the next read waits until a fair part of the window is free.
         let worthwhile = wanted.min(limit.min(room) / 4);
-        if numbers < worthwhile && selective.board.in_flight() > 0 { 0 } else { numbers }
+        if numbers < worthwhile && selective.scoreboard.in_flight() > 0 { 0 } else { numbers }
     }
 
     /// Handles a response. Responses may arrive in any order.
@@ -302,20 +304,20 @@ impl Requester {
             |aeth: &AethRepr| step.config.tells_waits && matches!(aeth.syndrome, Syndrome::Ack(_));
         let waited_ns = packet.headers.aeth().filter(tells_wait).map_or(0, |aeth| aeth.waited_ns());
         let Some(selective) = &mut self.selective else { return Ok(()) };
-        let in_flight = selective.board.in_flight();
-        let board = &mut selective.board;
+        let in_flight = selective.scoreboard.in_flight();
+        let scoreboard = &mut selective.scoreboard;
         let mut failure = None;
         let (mut is_gap_report, mut is_current_ack) = (false, false);
         match packet.headers {
             Headers::Acknowledge(aeth) => match aeth.syndrome {
                 Syndrome::Ack(_) => {
                     is_current_ack = sequence + 1 >= self.una;
-                    board.handle_executed(now_ns, trip_ns, sequence + 1);
+                    scoreboard.handle_executed(now_ns, trip_ns, sequence + 1);
                 }
                 Syndrome::RnrNak(timer) => {
-                    board.handle_executed(now_ns, trip_ns, sequence);
+                    scoreboard.handle_executed(now_ns, trip_ns, sequence);
                     if sequence >= self.una {
-                        board.handle_dropped(sequence);
+                        scoreboard.handle_dropped(sequence);
                         step.counters.rnr_naks += 1;
                         (self.attempts, self.lease_begin_ns) = (0, now_ns);
                         let until_ns = now_ns.saturating_add(timer.nanoseconds());
@@ -326,9 +328,9 @@ impl Requester {
                         self.is_probing = false;
                     }
                 }
-                Syndrome::Nak(Nak::Sequence) => board.handle_executed(now_ns, trip_ns, sequence),
+                Syndrome::Nak(Nak::Sequence) => scoreboard.handle_executed(now_ns, trip_ns, sequence),
                 Syndrome::Nak(nak) if sequence >= self.una => {
-                    board.handle_executed(now_ns, trip_ns, sequence);
+                    scoreboard.handle_executed(now_ns, trip_ns, sequence);
                     failure = Some(Failure { sequence, status: nak.into(), cause: Cause::Refused(nak) });
                 }
                 Syndrome::Nak(_) => {}
@@ -341,10 +343,10 @@ impl Requester {
                 }
                 step.counters.naks += 1;
                 is_gap_report = sequence >= self.una;
-                board.handle_executed(now_ns, trip_ns, sequence);
-                board.handle_missing(sequence);
+                scoreboard.handle_executed(now_ns, trip_ns, sequence);
+                scoreboard.handle_missing(sequence);
                 for kept in kept_sequences(sequence, packet.payload) {
-                    board.handle_kept(now_ns, trip_ns, kept);
+                    scoreboard.handle_kept(now_ns, trip_ns, kept);
                 }
             }
             Headers::AtomicAcknowledge { old, .. } => self.handle_selective_atomic(step, sequence, old),
@@ -366,7 +368,7 @@ impl Requester {
         if sequence < self.una {
             return None;
         }
-        let work = &self.works[self.index_of(sequence)];
+        let work = &self.send_queue[self.index_of(sequence)];
         let piece = work.layout.piece((sequence - work.first) as u32);
         let Operation::Read { local, .. } = work.request.operation else {
             step.counters.malformed += 1;
@@ -377,12 +379,12 @@ impl Requester {
             return None;
         }
         let trip_ns = self.trip.min_ns();
-        let board = &mut self.selective.as_mut()?.board;
-        if !board.handle_response(step.now_ns, trip_ns, sequence) {
+        let scoreboard = &mut self.selective.as_mut()?.scoreboard;
+        if !scoreboard.handle_response(step.now_ns, trip_ns, sequence) {
             step.counters.duplicates += 1;
             return None;
         }
-        step.counters.kept += u64::from(board.awaits_response_before(sequence));
+        step.counters.kept += u64::from(scoreboard.awaits_response_before(sequence));
         let to = local.address.wrapping_add(u64::from(piece.offset));
         let is_refused = !payload.is_empty() && step.memory.write_own(local.key, to, payload).is_err();
         let (status, cause) = (Status::LocalAccess, Cause::LocalAccess);
@@ -394,13 +396,13 @@ impl Requester {
             return;
         }
         let (index, trip_ns) = (self.index_of(sequence), self.trip.min_ns());
-        let work = &mut self.works[index];
+        let work = &mut self.send_queue[index];
         if !matches!(work.request.operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. }) {
             step.counters.malformed += 1;
             return;
         }
         let Some(selective) = &mut self.selective else { return };
-        match selective.board.handle_response(step.now_ns, trip_ns, sequence) {
+        match selective.scoreboard.handle_response(step.now_ns, trip_ns, sequence) {
             true => work.old = Some(old),
             false => step.counters.duplicates += 1,
         }
@@ -412,11 +414,11 @@ impl Requester {
         let Report { in_flight, waited_ns, confirms_gap } = report;
         let Some(selective) = &mut self.selective else { return };
         let una = self.una;
-        self.una = selective.board.advance();
-        let progress = selective.board.take_progress();
+        self.una = selective.scoreboard.advance();
+        let progress = selective.scoreboard.take_progress();
         let has_progress = self.una > una || progress.arrived > 0;
         if has_progress {
-            (self.stalls, self.rnr_attempts, self.lease_begin_ns) = (0, 0, now_ns);
+            (self.timeouts_without_progress, self.rnr_attempts, self.lease_begin_ns) = (0, 0, now_ns);
         }
         let was_silent = (has_progress || confirms_gap) && std::mem::take(&mut self.is_probing);
         let attempts = self.attempts;
@@ -438,21 +440,21 @@ impl Requester {
         let (parts, granted) = (self.parts, self.window.min(step.config.window_packets_max));
         let Some(selective) = &mut self.selective else { return };
         if was_silent {
-            lost += selective.board.find_lost_after_silence(confirms_gap && !has_progress);
+            lost += selective.scoreboard.find_lost_after_silence(confirms_gap && !has_progress);
         }
         step.counters.lost += u64::from(lost);
         selective.on_lost(now_ns, lost);
         let arrived_parts = progress.arrived.saturating_mul(parts);
         selective.bdp.on_arrived(now_ns, arrived_parts, trip_ns);
-        let queued_ns = network_ns.filter(|_| !selective.board.reorders());
+        let queued_ns = network_ns.filter(|_| !selective.scoreboard.reorders());
         selective.surplus.on_arrived(now_ns, arrived_parts, queued_ns, granted);
         if let Some(controller) = &mut selective.controller {
             let arrived = progress.arrived;
-            let overtaken_ns = selective.board.overtaken_ns();
+            let overtaken_ns = selective.scoreboard.overtaken_ns();
             let feedback = Feedback { trip_ns, network_ns, overtaken_ns, arrived, lost, in_flight };
             controller.handle_feedback(now_ns, feedback);
         }
-        let is_empty = selective.board.is_empty();
+        let is_empty = selective.scoreboard.is_empty();
         if has_progress || was_silent {
             self.timer_ns = (!is_empty).then_some(now_ns.saturating_add(self.timeout_ns(step.config)));
         }
@@ -464,9 +466,9 @@ impl Requester {
         let Some(selective) = &mut self.selective else { return 0 };
         // As in RACK (RFC 8985): an overtaken packet counts as lost a quarter of a round trip after it was due, or
         // later on a path that has delayed packets.
-        let late_ns = selective.board.late_ns().min(LATE_TRIPS_MAX * trip_ns);
+        let late_ns = selective.scoreboard.late_ns().min(LATE_TRIPS_MAX * trip_ns);
         let wait_ns = (trip_ns / 4 * 5).max(late_ns) + REORDER_NS_MIN;
-        let (lost, at_ns) = selective.board.find_lost(now_ns, wait_ns);
+        let (lost, at_ns) = selective.scoreboard.find_lost(now_ns, wait_ns);
         selective.loss_timer_ns = at_ns;
         lost
     }
@@ -481,15 +483,15 @@ impl Requester {
         counters.lost += u64::from(lost);
         let Some(selective) = &mut self.selective else { return };
         selective.on_lost(now_ns, lost);
-        let feedback = Feedback { lost, in_flight: selective.board.in_flight(), ..Feedback::default() };
+        let feedback = Feedback { lost, in_flight: selective.scoreboard.in_flight(), ..Feedback::default() };
         if let Some(controller) = &mut selective.controller {
             controller.handle_feedback(now_ns, feedback);
         }
     }
 
     fn complete(&mut self, step: &mut StepContext<'_>) {
-        while self.works.front().is_some_and(|work| work.end <= self.una) {
-            let old = self.works[0].old;
+        while self.send_queue.front().is_some_and(|work| work.end <= self.una) {
+            let old = self.send_queue[0].old;
             self.complete_first(old, step.events);
         }
     }

@@ -30,30 +30,28 @@ pub(super) struct Surplus {
     delays: WindowedMin,
     begin_ns: u64,
     arrived: u32,
-    delays_ns: u64,
+    delay_sum_ns: u64,
     samples: u32,
     /// True if the window has held packets back in this epoch.
-    is_held: bool,
+    was_limited: bool,
     /// The best rate, in packets per second. It is reset while the surplus is the whole grant.
     best_rate: u64,
     /// Number of epochs of growth since the last decrease, at most [`EPOCHS_MAX`].
-    grown: u32,
+    growth_epochs: u32,
 }
 
 impl Default for Surplus {
     fn default() -> Surplus {
-        let (begin_ns, arrived, delays_ns, samples, is_held) = (0, 0, 0, 0, false);
-        let delays = WindowedMin::default();
         Surplus {
             packets: u32::MAX,
-            delays,
-            begin_ns,
-            arrived,
-            delays_ns,
-            samples,
-            is_held,
+            delays: WindowedMin::default(),
+            begin_ns: 0,
+            arrived: 0,
+            delay_sum_ns: 0,
+            samples: 0,
+            was_limited: false,
             best_rate: 0,
-            grown: 0,
+            growth_epochs: 0,
         }
     }
 }
@@ -65,8 +63,8 @@ impl Surplus {
     }
 
     /// Records that the window holds packets back.
-    pub fn on_held(&mut self) {
-        self.is_held = true;
+    pub fn on_limited(&mut self) {
+        self.was_limited = true;
     }
 
     /// Records that `arrived` further packets have arrived. `network_ns` is a sample of the network delay; `None` if
@@ -75,18 +73,19 @@ impl Surplus {
         self.delays.add(now_ns, network_ns);
         let Some(smallest_ns) = self.delays.min_ns() else { return };
         self.arrived = self.arrived.saturating_add(arrived);
-        self.delays_ns = self.delays_ns.saturating_add(network_ns.unwrap_or(0));
+        self.delay_sum_ns = self.delay_sum_ns.saturating_add(network_ns.unwrap_or(0));
         self.samples += u32::from(network_ns.is_some());
         let elapsed_ns = now_ns.saturating_sub(self.begin_ns);
-        let mean_ns = self.delays_ns / u64::from(self.samples.max(1));
+        let mean_ns = self.delay_sum_ns / u64::from(self.samples.max(1));
         if elapsed_ns < EPOCH_NS_MIN.max(EPOCH_TRIPS.saturating_mul(mean_ns)) {
             return;
         }
-        if self.is_held {
+        if self.was_limited {
             let queue_ns = mean_ns.saturating_sub(smallest_ns);
             self.adapt(elapsed_ns, queue_ns.saturating_sub(QUEUE_NS_MIN.max(smallest_ns / 2)), granted);
         }
-        (self.begin_ns, self.arrived, self.delays_ns, self.samples, self.is_held) = (now_ns, 0, 0, 0, false);
+        (self.begin_ns, self.arrived, self.delay_sum_ns, self.samples, self.was_limited) =
+            (now_ns, 0, 0, 0, false);
     }
 
     /// Adapts the surplus at the end of an epoch. `excess_ns` is the queueing delay beyond the allowed one.
@@ -100,15 +99,15 @@ impl Surplus {
         self.best_rate = self.best_rate.max(rate);
         if rate < self.best_rate / 4 {
             // A smaller surplus does not lower the rate that much, so the path has changed.
-            (self.packets, self.grown) = (granted, 0);
+            (self.packets, self.growth_epochs) = (granted, 0);
         } else if excess == 0 || rate < self.best_rate / 16 * 13 {
-            let more = (packets / 8).max(1) << self.grown.saturating_sub(EPOCHS_STEADY);
+            let more = (packets / 8).max(1) << self.growth_epochs.saturating_sub(EPOCHS_STEADY);
             self.packets = packets.saturating_add(more).min(granted);
-            self.grown = (self.grown + 1).min(EPOCHS_MAX);
+            self.growth_epochs = (self.growth_epochs + 1).min(EPOCHS_MAX);
         } else if rate >= self.best_rate / 16 * 14 {
             let less = (excess / 4 * 3).clamp(1, packets / 2 + 1);
             self.packets = packets.saturating_sub(less).max(PACKETS_MIN);
-            self.grown = 0;
+            self.growth_epochs = 0;
         }
     }
 }
