@@ -1,4 +1,4 @@
-//! Invalid packets: misdirected, outdated, far ahead, malformed, or out of context. Peers that grant what they lack.
+//! Invalid packets: misdirected, outdated, far ahead, malformed, or out of context. Peers that acknowledge nothing.
 
 use std::collections::BTreeSet;
 
@@ -44,7 +44,7 @@ fn check_connection_survives(then: impl FnOnce(&mut Pair)) -> Pair {
 }
 
 #[test]
-fn outdated_and_distant_packets_are_dropped() {
+fn outdated_and_distant_requests_are_dropped() {
     let mut pair = check_connection_survives(|pair| {
         for key in [KEY, 99] {
             let (past, replayed) = (pair.psn(A, 0), Psn::new(pair.psn(A, 0).value().wrapping_sub(1 << 23)));
@@ -79,14 +79,14 @@ fn unsolicited_responses_are_dropped() {
             pair.forge(A, &packet(TO_A, psn, Headers::ReadResponseOnly(aeth), b"evil"));
             pair.forge(A, &packet(TO_A, psn, Headers::AtomicAcknowledge { aeth, old: 1 }, b""));
         }
-        assert_eq!(pair.a().qp.window_packets(), 64, "forged grants are ignored");
+        assert_eq!(pair.a().qp.window_packets(), 64, "forged grants have no effect");
     });
     assert_eq!(pair.a().qp.counters().out_of_window, 15);
     assert_eq!(pair.a().qp.counters().stale, 5);
 }
 
 #[test]
-fn peer_that_acknowledges_nothing_gets_one_window() {
+fn peer_that_acknowledges_nothing_gets_at_most_one_window() {
     let config = Config { selective: true, fills_path: true, mtu: Mtu::Bytes256, ..lease_ms(5000) };
     let mut pair = Pair::with(config, [0, 0]);
     pair.b().qp.set_grant(0, u32::MAX);
@@ -100,9 +100,9 @@ fn peer_that_acknowledges_nothing_gets_one_window() {
     pair.run();
     let sent: BTreeSet<&String> = pair.log.iter().filter(|line| line.starts_with("a WriteOnly ")).collect();
     assert!(window <= 300 && sent.len() <= 1 + window, "{} packets for a window of {window}", sent.len());
-    let ended: Vec<Status> = pair.a().completions().iter().map(|(_, status)| *status).collect();
-    let (over, begun, unsent) = (Status::RetryExceeded, Status::Aborted, Status::Flushed);
-    assert_eq!(ended, [Status::Success, over, begun, unsent, unsent]);
+    let statuses: Vec<Status> = pair.a().completions().iter().map(|(_, status)| *status).collect();
+    let (failed, in_flight, unsent) = (Status::RetryExceeded, Status::Aborted, Status::Flushed);
+    assert_eq!(statuses, [Status::Success, failed, in_flight, unsent, unsent]);
 }
 
 #[test]
@@ -148,8 +148,8 @@ fn requests_out_of_context_end_the_connection() {
             pair.forge(B, &packet(TO_B, psn, *headers, payload));
         }
         pair.run();
-        let ended = Event::Broken { cause: Cause::PeerErred(Nak::InvalidRequest) };
-        assert_eq!(pair.b().events.last(), Some(&ended), "{case}");
+        let broken = Event::Broken { cause: Cause::PeerErred(Nak::InvalidRequest) };
+        assert_eq!(pair.b().events.last(), Some(&broken), "{case}");
         let psn = packets.len() - 1;
         assert_eq!(pair.log, [format!("b Acknowledge {psn} InvalidRequest")], "{case}");
     }
@@ -180,7 +180,7 @@ fn duplicate_reads_share_one_pending_response() {
 }
 
 #[test]
-fn repeated_old_reads_leave_room_for_new_ones() {
+fn duplicate_reads_leave_room_for_new_reads() {
     let mut pair = Pair::new();
     let mut read = |after: u32, len| {
         let reth = RethRepr { address: 0, rkey: KEY, len };
@@ -194,7 +194,7 @@ fn repeated_old_reads_leave_room_for_new_ones() {
     for psn in 32..40 {
         assert!(pair.log.contains(&format!("b ReadResponseOnly {psn}")), "{:?}", pair.log);
     }
-    // One more than may be in flight.
+    // These are one more than `answers_max` permits.
     let mut read = |psn: u32| {
         let reth = RethRepr { address: 0, rkey: KEY, len: 1024 };
         pair.forge(B, &packet(TO_B, Psn::new(0x11 + psn), Headers::ReadRequest(reth), b""));
@@ -251,9 +251,9 @@ proptest! {
         }
         for (to_a, after, headers, len) in forged {
             let (to, qp) = if to_a { (A, TO_A) } else { (B, TO_B) };
-            // Responses carry the receiver's numbers, requests the sender's.
-            let counting = if headers.opcode().is_response() { to } else { to.other() };
-            let psn = pair.psn(counting, after as u32);
+            // A response carries the number of its request.
+            let requester = if headers.opcode().is_response() { to } else { to.other() };
+            let psn = pair.psn(requester, after as u32);
             let takes_payload = !matches!(
                 headers,
                 Headers::ReadRequest(_) | Headers::FetchAdd(_) | Headers::CompareSwap(_)

@@ -46,7 +46,7 @@ pub struct Sent {
     /// Sequence number, relative to the first number of the sender; for a response, relative to the first number of the
     /// requester.
     pub psn: u32,
-    /// Number of earlier packets of this side with equal opcode and number.
+    /// Number of earlier packets of this side with the same opcode and number.
     pub repetition: usize,
     /// Length from the transport header on.
     pub bytes: usize,
@@ -134,8 +134,8 @@ pub struct End {
     pub qp: QueuePair,
     pub memory: TestMemory,
     pub events: Vec<Event>,
-    outwards: Flow,
-    inwards: Flow,
+    outbound_flow: Flow,
+    inbound_flow: Flow,
     first_psn: u32,
     next_id: u64,
     /// Number of packets rejected before they reached the queue pair.
@@ -145,13 +145,14 @@ pub struct End {
 pub struct Pair {
     pub now_ns: u64,
     ends: [End; 2],
-    /// By arrival time, then by send order.
+    /// The packets on the link, by arrival time and then by send order.
     in_transit: BTreeMap<(u64, u64), (Side, Vec<u8>)>,
     sent: u64,
     steps: u64,
     filter: Filter,
     /// Time until which each end's process is descheduled: it neither receives nor sends.
     descheduled_until_ns: [u64; 2],
+    /// Number of sent packets by side, opcode and number.
     sent_counts: BTreeMap<(usize, u8, u32), usize>,
     /// All sent packets, in order: `a WriteOnly 0`.
     pub log: Vec<String>,
@@ -196,8 +197,8 @@ impl Pair {
                 qp,
                 memory: TestMemory::new(),
                 events: Vec::new(),
-                outwards: Flow::new(addresses[own], addresses[peer]),
-                inwards: Flow::new(addresses[peer], addresses[own]),
+                outbound_flow: Flow::new(addresses[own], addresses[peer]),
+                inbound_flow: Flow::new(addresses[peer], addresses[own]),
                 first_psn: psns[own],
                 next_id: 0,
                 damaged: 0,
@@ -241,9 +242,12 @@ impl Pair {
     /// Returns the time of the next arrival or timer.
     pub fn next_ns(&self) -> Option<u64> {
         let arrival = self.in_transit.keys().next().map(|(at, _)| *at);
-        let idle = self.descheduled_until_ns;
-        let timeouts =
-            self.ends.iter().zip(idle).filter_map(|(end, until)| Some(end.qp.poll_timeout()?.max(until)));
+        let runs_from_ns = self.descheduled_until_ns;
+        let timeouts = self
+            .ends
+            .iter()
+            .zip(runs_from_ns)
+            .filter_map(|(end, from_ns)| Some(end.qp.poll_timeout()?.max(from_ns)));
         timeouts.chain(arrival).min()
     }
 
@@ -256,7 +260,7 @@ impl Pair {
     pub fn run_until(&mut self, until_ns: u64) {
         loop {
             for side in [A, B] {
-                self.pump(side);
+                self.send_packets(side);
             }
             let Some(next) = self.next_ns().filter(|at| *at <= until_ns) else { break };
             assert!(self.sent < 1_000_000, "packet storm");
@@ -282,7 +286,7 @@ impl Pair {
     }
 
     /// Sends a side's packets in trains, and collects its events.
-    fn pump(&mut self, side: Side) {
+    fn send_packets(&mut self, side: Side) {
         let now_ns = self.now_ns;
         if now_ns < self.descheduled_until_ns[side as usize] {
             return;
@@ -293,7 +297,7 @@ impl Pair {
             let mut buffer = vec![0xee; end.qp.packet_bytes_max()];
             let Some(len) = end.qp.poll_transmit(now_ns, &end.memory, &mut buffer) else { break };
             buffer.truncate(len);
-            end.outwards.seal(place, &mut buffer);
+            end.outbound_flow.seal(place, &mut buffer);
             place = (place + 1) % 128;
             self.send(side, buffer);
         }
@@ -305,12 +309,11 @@ impl Pair {
     fn send(&mut self, from: Side, mut bytes: Vec<u8>) {
         let packet = Packet::parse(&bytes[..bytes.len() - 4]).expect("sent packets are well-formed");
         let opcode = packet.headers.opcode();
-        let counting = if opcode.is_response() { from.other() } else { from };
-        let psn = packet.psn.value().wrapping_sub(self.ends[counting as usize].first_psn) & 0xff_ffff;
-        let sent_counts = self.sent_counts.entry((from as usize, opcode as u8, psn)).or_default();
-        let sent =
-            Sent { from, opcode, psn, repetition: *sent_counts, bytes: bytes.len(), at_ns: self.now_ns };
-        *sent_counts += 1;
+        let requester = if opcode.is_response() { from.other() } else { from };
+        let psn = packet.psn.value().wrapping_sub(self.ends[requester as usize].first_psn) & 0xff_ffff;
+        let count = self.sent_counts.entry((from as usize, opcode as u8, psn)).or_default();
+        let sent = Sent { from, opcode, psn, repetition: *count, bytes: bytes.len(), at_ns: self.now_ns };
+        *count += 1;
         let fate = (self.filter)(&sent);
         let name = if from == A { "a" } else { "b" };
         let lost = if fate == Fate::Lost { " lost" } else { "" };
@@ -334,10 +337,11 @@ impl Pair {
                 vec![0]
             }
         };
-        for delay in delays {
+        for delay_ns in delays {
             self.sent += 1;
-            let at = (self.now_ns + ONE_WAY_NS + delay).max(self.descheduled_until_ns[from.other() as usize]);
-            self.in_transit.insert((at, self.sent), (from.other(), bytes.clone()));
+            let at_ns =
+                (self.now_ns + ONE_WAY_NS + delay_ns).max(self.descheduled_until_ns[from.other() as usize]);
+            self.in_transit.insert((at_ns, self.sent), (from.other(), bytes.clone()));
         }
     }
 
@@ -345,17 +349,17 @@ impl Pair {
     pub fn arrive(&mut self, to: Side, bytes: &[u8]) {
         let now_ns = self.now_ns;
         let end = self.end(to);
-        match end.inwards.open(bytes).and_then(Packet::parse) {
+        match end.inbound_flow.open(bytes).and_then(Packet::parse) {
             Ok(packet) => end.qp.handle_packet(now_ns, &packet, &end.memory),
             Err(_) => end.damaged += 1,
         }
     }
 
-    /// Delivers a forged packet with the other side's address.
+    /// Delivers a forged packet that carries the other side's address.
     pub fn forge(&mut self, to: Side, packet: &Packet<'_>) {
         let mut bytes = vec![0; 8192];
         let len = packet.emit(&mut bytes);
-        self.end(to.other()).outwards.seal(0, &mut bytes[..len]);
+        self.end(to.other()).outbound_flow.seal(0, &mut bytes[..len]);
         self.arrive(to, &bytes[..len]);
     }
 

@@ -9,14 +9,15 @@ use halite_rnic::{Config, Congestion, Mtu, Operation, Status};
 
 use crate::pair::*;
 
-/// Longest packets in bytes that pass from A to B, and from B to A.
+/// Length in bytes of the longest packets that pass from A to B, and from B to A.
 type Limits = Rc<Cell<[usize; 2]>>;
 
+/// Returns the length in bytes of the longest packet with a payload of this size.
 fn longest(mtu: Mtu) -> usize {
     44 + mtu.bytes() as usize
 }
 
-/// A negotiated MTU of 4096 bytes and path MTU discovery.
+/// Returns a configuration with path MTU discovery and a negotiated MTU of 4096 bytes.
 fn config() -> Config {
     Config {
         mtu: Mtu::Bytes4096,
@@ -35,7 +36,7 @@ fn pair_with(config: Config, limits: &Limits) -> Pair {
     let mut pair = Pair::with(config, [0x11, 0x22]);
     let limits = limits.clone();
     pair.set_filter(move |sent| match limits.get()[sent.from as usize] {
-        most if sent.bytes > most => Fate::Lost,
+        limit if sent.bytes > limit => Fate::Lost,
         _ => Fate::Delivered,
     });
     pair
@@ -61,6 +62,12 @@ fn path_mtus(pair: &mut Pair) -> [Mtu; 2] {
     [A, B].map(|side| pair.end(side).qp.path_mtu())
 }
 
+/// Checks that `count` requests have completed, all of them with success.
+fn check_success(completed: &[(u64, Status)], count: usize) {
+    assert_eq!(completed.len(), count, "{completed:?}");
+    assert!(completed.iter().all(|(_, status)| *status == Status::Success), "{completed:?}");
+}
+
 /// Checks writes, reads, sends and an atomic of each side.
 fn check_all_operations(pair: &mut Pair) {
     let text = pattern(50_000, 3);
@@ -80,8 +87,8 @@ fn check_all_operations(pair: &mut Pair) {
             imm: Some(8),
         });
         run_ms(pair, 1000);
-        let ended = pair.end(side).completions().split_off(before.1);
-        assert!(ended.len() == 5 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
+        let completed = pair.end(side).completions().split_off(before.1);
+        check_success(&completed, 5);
         assert_eq!(pair.end(side.other()).memory.get(to + 5000, 45_000), text[5000..]);
         assert_eq!(pair.end(side).memory.get(to, 50_000), text);
         assert_eq!(pair.end(side.other()).memory.word(8 + to + 50_000), word + 1, "executed once");
@@ -105,7 +112,7 @@ fn longer_packets_are_sent_in_parts() {
 }
 
 #[test]
-fn shrinking_path_mtu_breaks_no_operation_in_flight() {
+fn operations_in_flight_survive_a_shrinking_mtu() {
     for limits in
         [[longest(Mtu::Bytes1024); 2], [longest(Mtu::Bytes512), 5000], [5000, longest(Mtu::Bytes512)]]
     {
@@ -195,14 +202,13 @@ fn parts_of_many_packets_may_arrive_in_any_order() {
         pair.a().read(0, 100_000, text.len() as u32);
     }
     run_ms(&mut pair, 4000);
-    let ended = pair.a().completions();
-    assert!(ended.len() == 24 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
+    check_success(&pair.a().completions(), 24);
     let repeated = pair.a().qp.counters().repeated - before;
-    assert!(repeated <= 10, "{repeated} of 500 packets were repeated");
+    assert!(repeated <= 10, "{repeated} of 500 packets were retransmitted");
 }
 
 #[test]
-fn delay_controller_takes_reordering_for_no_queue() {
+fn delay_controller_does_not_mistake_reordering_for_a_queue() {
     let config = Config { selective: true, fills_path: true, congestion: Congestion::Delay, ..config() };
     let mut pair = pair_with(config, &both(Mtu::Bytes1024));
     discover(&mut pair);
@@ -213,16 +219,16 @@ fn delay_controller_takes_reordering_for_no_queue() {
         pair.a().write(0, &text);
     }
     run_ms(&mut pair, 1500);
-    let ended = pair.a().completions().len();
-    assert!(ended == 20, "{ended} of 20 writes of 100 KB, window {}", pair.a().qp.window_packets());
+    let completed = pair.a().completions().len();
+    assert!(completed == 20, "{completed} of 20 writes of 100 KB, window {}", pair.a().qp.window_packets());
 }
 
 #[test]
-fn operations_survive_a_shrinking_mtu_of_a_long_path() {
+fn operations_in_flight_survive_a_shrinking_mtu_of_a_long_path() {
     let config = Config { selective: true, fills_path: true, ..config() };
     let mut pair = Pair::with(config, [0x11, 0x22]);
-    let most = Rc::new(Cell::new(5000));
-    let limit = most.clone();
+    let bytes_max = Rc::new(Cell::new(5000));
+    let limit = bytes_max.clone();
     pair.set_filter(move |sent| match sent.bytes > limit.get() {
         true => Fate::Lost,
         false => Fate::Delayed(200_000_000 - ONE_WAY_NS),
@@ -237,21 +243,20 @@ fn operations_survive_a_shrinking_mtu_of_a_long_path() {
         pair.a().write(0, &text);
     }
     run_ms(&mut pair, 300);
-    most.set(900);
+    bytes_max.set(900);
     run_ms(&mut pair, 30_000);
-    let ended = pair.a().completions();
-    assert!(ended.len() == 11 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
+    check_success(&pair.a().completions(), 11);
     assert_eq!(pair.b().memory.get(0, text.len()), text);
 }
 
 #[test]
-fn mtu_of_a_long_path_may_shrink_during_a_search() {
+fn operations_survive_an_mtu_that_shrinks_at_any_time() {
     let text = pattern(100_000, 3);
     for after_ms in (0..4_000usize).step_by(200) {
         let config = Config { selective: true, fills_path: true, ..config() };
         let mut pair = Pair::with(config, [0x11, 0x22]);
-        let most = Rc::new(Cell::new(longest(Mtu::Bytes1024)));
-        let limit = most.clone();
+        let bytes_max = Rc::new(Cell::new(longest(Mtu::Bytes1024)));
+        let limit = bytes_max.clone();
         pair.set_filter(move |sent| match sent.bytes > limit.get() {
             true => Fate::Lost,
             false => Fate::Delayed(200_000_000 - ONE_WAY_NS),
@@ -267,11 +272,10 @@ fn mtu_of_a_long_path_may_shrink_during_a_search() {
             pair.a().write(0, &text);
         }
         run_ms(&mut pair, 100);
-        most.set(longest(Mtu::Bytes256));
+        bytes_max.set(longest(Mtu::Bytes256));
         run_ms(&mut pair, 30_000);
-        let ended = pair.a().completions();
-        let is_done = ended.iter().all(|(_, status)| *status == Status::Success);
-        assert!(ended.len() == before + 10 && is_done, "{after_ms} ms: {ended:?}");
+        println!("the MTU shrinks after {after_ms} ms");
+        check_success(&pair.a().completions(), before + 10);
     }
 }
 
@@ -297,9 +301,8 @@ fn packets_in_many_parts_pass_a_lossy_path() {
             };
         }
         run_ms(&mut pair, 30_000);
-        let (counters, ended) = (pair.a().qp.counters(), pair.a().completions());
-        let summary = format!("seed {seed}, read {is_read}: {} ended, {counters:?}", ended.len());
-        assert!(ended.len() == 50 && ended.iter().all(|(_, status)| *status == Status::Success), "{summary}");
+        println!("seed {seed}, read {is_read}: {:?}", pair.a().qp.counters());
+        check_success(&pair.a().completions(), 50);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::pair::*;
 /// Bytes that requests access; few, so that accesses overlap.
 const TARGET_BYTES: u64 = 2048;
 /// Start of the targets of reads, which do not overlap.
-const LANDING: u64 = 1 << 16;
+const READ_TARGETS: u64 = 1 << 16;
 
 /// The model of one memory, and the expected events.
 struct Model {
@@ -23,7 +23,8 @@ struct Model {
     arrivals: Vec<(Vec<u8>, Option<u32>)>,
     /// Reads: id, source, length and target.
     reads: Vec<(u64, u64, usize, u64)>,
-    landing: u64,
+    /// Target of the next read.
+    next_target: u64,
 }
 
 impl Model {
@@ -33,7 +34,7 @@ impl Model {
             completions: VecDeque::new(),
             arrivals: Vec::new(),
             reads: Vec::new(),
-            landing: LANDING,
+            next_target: READ_TARGETS,
         }
     }
 
@@ -55,8 +56,8 @@ impl Model {
     /// Returns true if request `id` may have read `value` from a byte.
     fn allows(&self, id: u64, index: usize, value: u8) -> bool {
         let history = &self.bytes[index];
-        let turn = history.partition_point(|(by, _)| *by < id).saturating_sub(1);
-        history[turn..].iter().any(|(_, was)| *was == value)
+        let at_read = history.partition_point(|(writer, _)| *writer < id).saturating_sub(1);
+        history[at_read..].iter().any(|(_, written)| *written == value)
     }
 }
 
@@ -85,10 +86,10 @@ fn step(pair: &mut Pair, side: Side, model: &mut Model, random: &mut Random, id:
             Operation::Send { bytes, imm }
         }
         3 => {
-            let landing = model.landing;
-            model.landing += len;
-            model.reads.push((id, address, len as usize, landing));
-            read(landing, address, len as u32)
+            let target = model.next_target;
+            model.next_target += len;
+            model.reads.push((id, address, len as usize, target));
+            read(target, address, len as u32)
         }
         4 => {
             let before = model.word(word);
@@ -133,17 +134,17 @@ fn ends() -> impl Strategy<Value = Ends> {
 #[derive(Clone, Debug)]
 struct FaultRates {
     lost: u64,
-    twice: u64,
-    late: u64,
+    duplicated: u64,
+    delayed: u64,
     damaged: u64,
 }
 
 fn rates() -> impl Strategy<Value = FaultRates> {
     let rate = || prop_oneof![Just(0u64), 0u64..30, 0u64..200];
-    (rate(), rate(), rate(), rate()).prop_map(|(lost, twice, late, damaged)| FaultRates {
+    (rate(), rate(), rate(), rate()).prop_map(|(lost, duplicated, delayed, damaged)| FaultRates {
         lost,
-        twice,
-        late,
+        duplicated,
+        delayed,
         damaged,
     })
 }
@@ -153,9 +154,9 @@ fn fate(rates: &FaultRates, random: &mut Random) -> Fate {
     let bit = random.below(1 << 16) as usize;
     match random.below(1000) {
         roll if roll < rates.lost => Fate::Lost,
-        roll if roll < rates.lost + rates.twice => Fate::Duplicated(later_ns * 20),
-        roll if roll < rates.lost + rates.twice + rates.late => Fate::Delayed(later_ns),
-        roll if roll < rates.lost + rates.twice + rates.late + rates.damaged => Fate::Damaged(bit),
+        roll if roll < rates.lost + rates.duplicated => Fate::Duplicated(later_ns * 20),
+        roll if roll < rates.lost + rates.duplicated + rates.delayed => Fate::Delayed(later_ns),
+        roll if roll < rates.lost + rates.duplicated + rates.delayed + rates.damaged => Fate::Damaged(bit),
         _ => Fate::Delivered,
     }
 }
@@ -227,10 +228,10 @@ fn check(pair: &mut Pair, side: Side, model: &Model) {
         .collect();
     assert_eq!(completed, model.completions, "completions or the results of atomics differ");
     assert_eq!(pair.end(side).qp.posted(), 0);
-    for (id, from, len, landing) in &model.reads {
-        let got = pair.end(side).memory.get(*landing, *len);
-        for (offset, value) in got.iter().enumerate() {
-            let index = *from as usize + offset;
+    for (id, source, len, target) in &model.reads {
+        let bytes = pair.end(side).memory.get(*target, *len);
+        for (offset, value) in bytes.iter().enumerate() {
+            let index = *source as usize + offset;
             assert!(model.allows(*id, index, *value), "read {id} found {value} at {index}");
         }
     }

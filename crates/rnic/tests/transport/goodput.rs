@@ -21,13 +21,16 @@ struct Link {
     bits_per_second: u64,
     delay_ns: u64,
     queue_bytes: u64,
-    /// Per million packets: single losses, and losses of all packets for `train_ns`.
+    /// Single packets lost, per million.
     lost: u64,
+    /// Packets per million from which on all packets are lost for `train_ns`.
     train_lost: u64,
     train_ns: u64,
     /// Packets per million that take half the delay.
     early: u64,
+    /// Time at which the last queued packet has left.
     free_ns: u64,
+    /// End of the current loss of a train.
     train_until_ns: u64,
     random: Random,
     /// Number of packets lost because the queue was full.
@@ -37,23 +40,22 @@ struct Link {
 impl Link {
     /// Returns a link that loses packets only if its queue is full.
     fn new(bits_per_second: u64, delay_ns: u64, queue_bytes: u64) -> Link {
-        let (lost, train_lost, train_ns, early, free_ns, train_until_ns) = (0, 0, 0, 0, 0, 0);
-        let random = Random(1);
         Link {
             bits_per_second,
             delay_ns,
             queue_bytes,
-            lost,
-            train_lost,
-            train_ns,
-            early,
-            free_ns,
-            train_until_ns,
-            random,
+            lost: 0,
+            train_lost: 0,
+            train_ns: 0,
+            early: 0,
+            free_ns: 0,
+            train_until_ns: 0,
+            random: Random(1),
             overflowed: 0,
         }
     }
 
+    /// Puts a packet into the queue, and returns its fate.
     fn fate(&mut self, sent: &Sent) -> Fate {
         let frame_ns = |bytes: u64| bytes * 8 * 1_000_000_000 / self.bits_per_second;
         if self.free_ns.saturating_sub(sent.at_ns) > frame_ns(self.queue_bytes) {
@@ -102,14 +104,14 @@ fn flow(config: &Config, links: &[Rc<RefCell<Link>>; 2], now_ns: u64) -> Pair {
     pair
 }
 
-/// Runs flows side by side for this time, each of which repeats the operation; returns the goodput of each in Mb/s.
+/// Runs flows side by side for `ns`, each of which repeats the operation. Returns the goodput of each in Mb/s.
 fn goodput(flows: &mut [Pair], operation: fn() -> Operation, ns: u64) -> Vec<f64> {
     let end_ns = flows[0].now_ns + ns;
     let mut bytes = vec![0; flows.len()];
     flows.iter_mut().for_each(|pair| post_all(pair, operation));
     loop {
         let next_ns = |index: &usize| flows[*index].next_ns().unwrap_or(u64::MAX);
-        let index = (0..flows.len()).min_by_key(next_ns).expect("some flow");
+        let index = (0..flows.len()).min_by_key(next_ns).expect("there is a flow");
         let now_ns = next_ns(&index).min(end_ns);
         flows[index].run_until(now_ns);
         for event in flows[index].a().events.drain(..) {
@@ -134,6 +136,7 @@ fn read() -> Operation {
     crate::pair::read(0, 0, BYTES)
 }
 
+/// Fills the send queue of A with this operation.
 fn post_all(pair: &mut Pair, operation: fn() -> Operation) {
     while pair.a().qp.posted() < 256 {
         pair.a().post(operation());
@@ -142,7 +145,7 @@ fn post_all(pair: &mut Pair, operation: fn() -> Operation) {
     pair.run_until(now_ns);
 }
 
-/// Goodput of one flow in steady state, in Mb/s.
+/// Returns the goodput of one flow in steady state, in Mb/s.
 fn goodput_over(link: &Link, config: &Config, operation: fn() -> Operation) -> f64 {
     let back = Link { queue_bytes: 1 << 30, random: Random(1 ^ 1 << 32), ..link.clone() };
     let links = [link.clone(), back].map(|link| Rc::new(RefCell::new(link)));
@@ -199,34 +202,34 @@ fn goodput_matches_the_table() {
 }
 
 #[test]
-fn eight_flows_share_a_link_within_a_fifth() {
-    for (mbps, begins_every_ns) in [(500, 0), (500, MS), (500, 20 * MS), (1000, 0), (1000, 20 * MS)] {
+fn rates_of_eight_flows_on_a_link_differ_by_at_most_a_fifth() {
+    for (mbps, start_interval_ns) in [(500, 0), (500, MS), (500, 20 * MS), (1000, 0), (1000, 20 * MS)] {
         let link = Link::new(mbps * 1_000_000, MS / 2, 1 << 20);
         let links = [link.clone(), link].map(|link| Rc::new(RefCell::new(link)));
         let mut flows = Vec::new();
         for number in 0..8 {
-            flows.push(flow(&config(Congestion::Delay), &links, number * begins_every_ns));
-            goodput(&mut flows, write, begins_every_ns);
+            flows.push(flow(&config(Congestion::Delay), &links, number * start_interval_ns));
+            goodput(&mut flows, write, start_interval_ns);
         }
         goodput(&mut flows, write, 1000 * MS);
         let each = goodput(&mut flows, write, 1000 * MS);
-        let (least, most) =
-            each.iter().fold((f64::MAX, 0f64), |(least, most), each| (least.min(*each), most.max(*each)));
-        assert!(most <= 1.2 * least, "{mbps} Mb/s, one every {begins_every_ns} ns: {each:?}");
+        let lowest = each.iter().copied().fold(f64::MAX, f64::min);
+        let highest = each.iter().copied().fold(0.0, f64::max);
+        assert!(highest <= 1.2 * lowest, "{mbps} Mb/s, one flow every {start_interval_ns} ns: {each:?}");
         assert!(each.iter().sum::<f64>() > 0.88 * mbps as f64, "{each:?}");
     }
 }
 
 /// Returns two links, one for each direction, and a flow over them.
 fn new_flow(
-    by: Congestion,
+    congestion: Congestion,
     mbps: u64,
     delay_ns: u64,
     queue_bytes: u64,
 ) -> ([Rc<RefCell<Link>>; 2], Vec<Pair>) {
     let link = Link::new(mbps * 1_000_000, delay_ns, queue_bytes);
     let links = [link.clone(), link].map(|link| Rc::new(RefCell::new(link)));
-    let flow = flow(&config(by), &links, 0);
+    let flow = flow(&config(congestion), &links, 0);
     (links, vec![flow])
 }
 
@@ -259,13 +262,13 @@ fn single_early_packets_do_not_shorten_the_path() {
 
 #[test]
 fn a_path_that_becomes_longer_causes_few_retransmissions() {
-    for (by, trips) in [(Congestion::Grant, 10), (Congestion::Delay, 25), (Congestion::Loss, 10)] {
+    for (congestion, trips) in [(Congestion::Grant, 10), (Congestion::Delay, 25), (Congestion::Loss, 10)] {
         for operation in [write, read] {
-            let (links, mut flows) = new_flow(by, 400, MS / 5, 1 << 20);
+            let (links, mut flows) = new_flow(congestion, 400, MS / 5, 1 << 20);
             goodput(&mut flows, operation, 300 * MS);
             // A grant of 256 packets over 40 ms is 52 Mb/s. When the path becomes shorter, the next packets overtake a
             // window.
-            for (delay_ns, least, repeated_max) in [(20 * MS, 40.0, 8), (MS / 5, 250.0, 300)] {
+            for (delay_ns, goodput_min, repeated_max) in [(20 * MS, 40.0, 8), (MS / 5, 250.0, 300)] {
                 links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
                 let before = flows[0].a().qp.counters();
                 goodput(&mut flows, operation, trips * 40 * MS);
@@ -273,9 +276,10 @@ fn a_path_that_becomes_longer_causes_few_retransmissions() {
                 let after = flows[0].a().qp.counters();
                 let (repeated, timeouts) =
                     (after.repeated - before.repeated, after.timeouts - before.timeouts);
-                let summary =
-                    format!("{by:?}, {delay_ns} ns: {each:?}, {repeated} repeated, {timeouts} timeouts");
-                assert!(each[0] > least && repeated <= repeated_max && timeouts <= 5, "{summary}");
+                let summary = format!(
+                    "{congestion:?}, {delay_ns} ns: {each:?}, {repeated} repeated, {timeouts} timeouts"
+                );
+                assert!(each[0] > goodput_min && repeated <= repeated_max && timeouts <= 5, "{summary}");
             }
         }
     }
@@ -314,8 +318,8 @@ fn rare_requests_measure_the_current_round_trip() {
             let until_ns = flows[0].now_ns + 700 * MS;
             flows[0].run_until(until_ns);
         }
-        let shown_ns = flows[0].a().qp.round_trip_ns().expect("measured");
-        assert!((2 * delay_ns..4 * delay_ns).contains(&shown_ns), "{delay_ns} ns: {shown_ns} ns");
+        let round_trip_ns = flows[0].a().qp.round_trip_ns().expect("there is a sample");
+        assert!((2 * delay_ns..4 * delay_ns).contains(&round_trip_ns), "{delay_ns} ns: {round_trip_ns} ns");
     }
 }
 
@@ -327,7 +331,8 @@ fn expected_round_trip_delays_the_first_timeout() {
     assert_eq!(flows[0].a().qp.counters().timeouts, 0);
 }
 
-/// The queue has room for a grant and a burst, and the path for four grants.
+/// Mb/s, delay in ns, and length of the queue in bytes of a path whose queue has room for a grant and a burst, and
+/// which itself holds four grants.
 const LONG_PATH: (u64, u64, u64) = (400, 10 * MS, 320 * (1024 + 32 + FRAME_BYTES));
 
 #[test]
@@ -335,7 +340,7 @@ fn transfers_over_a_long_path_do_not_overflow_its_queue() {
     let (mbps, delay_ns, queue_bytes) = LONG_PATH;
     for operation in [write, read] {
         let (links, mut flows) = new_flow(Congestion::Grant, mbps, delay_ns, queue_bytes);
-        // Every 5 s the queue drains, and then the window opens at once.
+        // Every 5 s, the window shrinks so that the queue drains, and then grows at once.
         let each = goodput(&mut flows, operation, 7_000 * MS);
         assert!(each[0] > 0.85 * mbps as f64, "{each:?}");
         links.iter().for_each(|link| assert_eq!(link.borrow().overflowed, 0));
@@ -355,14 +360,15 @@ fn reads_start_as_fast_as_writes_over_a_long_path() {
     assert!(totals[1] > 0.5 * 12.0 * mbps as f64, "{reads:?}");
 }
 
-/// Runs a transfer of 20 MB over a round trip of 20 ms. Returns its duration in ns or, if both directions lose all packets
-/// for 2 s in the middle of it, the duration after that.
-fn transfer_ns(by: Congestion, operation: fn() -> Operation, is_cut: bool) -> u64 {
-    let (links, mut flows) = new_flow(by, 400, 10 * MS, 1 << 20);
+/// Runs a transfer of 20 MB over a round trip of 20 ms. If `has_outage` is true, both directions lose all packets for 2
+/// s in the middle of the transfer. Returns the duration of the transfer or, with an outage, of its part after the
+/// outage, in ns.
+fn transfer_ns(congestion: Congestion, operation: fn() -> Operation, has_outage: bool) -> u64 {
+    let (links, mut flows) = new_flow(congestion, 400, 10 * MS, 1 << 20);
     let (mut megabits, mut begin_ns) = (160.0, 0);
     while megabits > 0.0 {
         megabits -= goodput(&mut flows, operation, MS)[0] / 1000.0;
-        if is_cut && begin_ns == 0 && megabits < 80.0 {
+        if has_outage && begin_ns == 0 && megabits < 80.0 {
             links.iter().for_each(|link| link.borrow_mut().lost = 1_000_000);
             goodput(&mut flows, operation, 2_000 * MS);
             links.iter().for_each(|link| link.borrow_mut().lost = 0);
@@ -374,19 +380,23 @@ fn transfer_ns(by: Congestion, operation: fn() -> Operation, is_cut: bool) -> u6
 
 #[test]
 fn transfers_recover_from_an_outage() {
-    for by in Congestion::ALL {
+    for congestion in Congestion::ALL {
         for operation in [write, read] {
-            let [uncut_ns, after_ns] = [false, true].map(|is_cut| transfer_ns(by, operation, is_cut));
-            let summary =
-                format!("{by:?}: {} ms without a cut, {} ms after it", uncut_ns / MS, after_ns / MS);
-            // The remaining half, the last timeout of 200 ms, and slow start.
-            assert!(after_ns <= uncut_ns, "{summary}");
+            let [whole_ns, after_ns] =
+                [false, true].map(|has_outage| transfer_ns(congestion, operation, has_outage));
+            let summary = format!(
+                "{congestion:?}: {} ms without an outage, {} ms after one",
+                whole_ns / MS,
+                after_ns / MS
+            );
+            // The time after the outage includes the remaining half, the last timeout of 200 ms, and slow start.
+            assert!(after_ns <= whole_ns, "{summary}");
         }
     }
 }
 
 #[test]
-fn windows_grow_again_after_the_delay_has_gone() {
+fn windows_grow_again_after_a_temporary_delay() {
     for operation in [write, read] {
         let (links, mut flows) = new_flow(Congestion::Delay, 400, 10 * MS, 1 << 20);
         goodput(&mut flows, operation, 1000 * MS);
@@ -410,8 +420,8 @@ fn two_flows_share_a_short_queue() {
     assert!(each.iter().sum::<f64>() > 120.0, "{each:?}");
 }
 
-/// Runs a bulk flow, if there is one, beside a flow of single writes of 8 bytes for this time. Returns the goodput of the
-/// bulk in Mb/s, and the 99th percentile of the times that the single writes take, in ns.
+/// Runs a flow of single writes of 8 bytes for `ns`, beside a bulk flow if there is one. Returns the goodput of the
+/// bulk flow in Mb/s, and the 99th percentile of the durations of the single writes, in ns.
 fn run_small_beside_bulk(
     bulk: Option<&mut Pair>,
     operation: fn() -> Operation,

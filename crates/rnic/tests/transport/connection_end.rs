@@ -1,4 +1,4 @@
-//! Ends of connections: the causes, the status of posted requests, and no access to memory afterwards.
+//! Ends of connections: the cause, the status of posted requests, and no access to memory afterwards.
 
 use halite_rnic::{Cause, Config, Event, Mtu, PostError, Request, State, Status};
 
@@ -12,7 +12,7 @@ fn break_cause(pair: &mut Pair, side: Side) -> Option<Cause> {
 }
 
 #[test]
-fn requester_gives_up_when_the_lease_ends() {
+fn connection_ends_with_the_lease_of_a_silent_peer() {
     let mut pair = Pair::with(lease_ms(5000), [0, 0]);
     pair.a().write(0, b"before");
     pair.run();
@@ -29,7 +29,7 @@ fn requester_gives_up_when_the_lease_ends() {
 }
 
 #[test]
-fn read_ends_with_the_lease_after_its_target_dies() {
+fn read_fails_with_the_lease_after_the_peer_dies() {
     for selective in [false, true] {
         let config = Config {
             mtu: Mtu::Bytes256,
@@ -48,7 +48,7 @@ fn read_ends_with_the_lease_after_its_target_dies() {
         pair.set_filter(move |sent| {
             is_dead |= sent.from == B && sent.psn >= 20;
             match (sent.from, sent.psn, sent.repetition) {
-                // The last answer waits in the network until the reader has given up.
+                // The network delays the last response until the connection has ended.
                 (B, 19, 0) => Fate::Delayed(6_000_000_000),
                 _ if is_dead => Fate::Lost,
                 _ => Fate::Delivered,
@@ -57,22 +57,26 @@ fn read_ends_with_the_lease_after_its_target_dies() {
         let target = 1 << 16;
         let reads = [pair.a().read(target, 0, 40 * 256), pair.a().read(2 * target, 0, 40 * 256)];
         pair.run_until(begin + 5_001_000_000);
-        let ended = [(reads[0], Status::RetryExceeded), (reads[1], Status::Aborted)];
-        assert_eq!(pair.a().completions()[1..], ended, "selective: {selective}");
+        let expected = [(reads[0], Status::RetryExceeded), (reads[1], Status::Aborted)];
+        assert_eq!(pair.a().completions()[1..], expected, "selective: {selective}");
         assert_eq!(break_cause(&mut pair, A), Some(Cause::RetryExceeded));
-        assert_eq!(pair.a().memory.get(target, 18 * 256), text[..18 * 256], "answers land as they come");
+        assert_eq!(
+            pair.a().memory.get(target, 18 * 256),
+            text[..18 * 256],
+            "responses that arrived in time have landed"
+        );
         assert_eq!(pair.a().memory.get(target + 18 * 256, 22 * 256), [0; 22 * 256]);
         assert_eq!((pair.a().qp.posted(), pair.a().qp.poll_timeout()), (0, None));
-        // The memory belongs to its owner again.
+        // After the completion, the application may use the memory again.
         pair.a().memory.put(target, &[9; 40 * 256]);
         pair.run();
-        assert!(pair.now_ns > begin + 6_000_000_000, "the last answer has arrived");
+        assert!(pair.now_ns > begin + 6_000_000_000, "the last response has arrived");
         assert_eq!(pair.a().memory.get(target, 40 * 256), [9; 40 * 256]);
     }
 }
 
 #[test]
-fn nothing_lands_after_a_close() {
+fn no_packet_lands_after_a_close() {
     let mut pair = Pair::with(lease_ms(50), [0, 0]);
     pair.a().write(0, b"in time");
     pair.run();
@@ -91,5 +95,5 @@ fn nothing_lands_after_a_close() {
     let late = Request { id: 9, operation: write(0, b"", None), signalled: true, solicited: false };
     assert_eq!(pair.b().qp.post(late), Err(PostError::NotReady));
     pair.b().qp.close();
-    assert_eq!(pair.b().qp.poll_event(), None, "the connection breaks once");
+    assert_eq!(pair.b().qp.poll_event(), None, "the connection ends once");
 }

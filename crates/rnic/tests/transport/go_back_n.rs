@@ -1,4 +1,4 @@
-//! Go-back-N repairs lost, duplicated, reordered and damaged packets, and executes no packet twice.
+//! Go-back-N: lost packets are retransmitted with all packets behind them, and no packet is executed twice.
 
 use halite_rnic::wire::Opcode;
 use halite_rnic::{Config, Mtu};
@@ -8,7 +8,7 @@ use crate::pair::*;
 /// Loses the first packet of this kind and number.
 fn lose(opcode: Opcode, psn: u32) -> impl FnMut(&Sent) -> Fate {
     move |sent| match (sent.opcode, sent.psn, sent.repetition) {
-        (of, number, 0) if of == opcode && number == psn => Fate::Lost,
+        (sent_opcode, sent_psn, 0) if sent_opcode == opcode && sent_psn == psn => Fate::Lost,
         _ => Fate::Delivered,
     }
 }
@@ -18,7 +18,7 @@ fn small() -> Config {
 }
 
 #[test]
-fn lost_call_arrives_within_two_milliseconds() {
+fn lost_request_arrives_within_two_milliseconds() {
     let mut pair = Pair::new();
     pair.set_filter(lose(Opcode::WriteOnlyImm, 0));
     pair.a().post_as(write(0, b"request", Some(1)), false);
@@ -58,7 +58,7 @@ fn all_packets_behind_a_gap_are_retransmitted() {
 }
 
 /// Returns a pair with a measured round trip and an open window.
-fn warmed_up(config: Config) -> Pair {
+fn pair_after_first_write(config: Config) -> Pair {
     let mut pair = Pair::with(config, [0, 0]);
     pair.a().write(0, b"first");
     pair.run();
@@ -68,10 +68,10 @@ fn warmed_up(config: Config) -> Pair {
 
 #[test]
 fn a_descheduled_peer_causes_few_retransmissions() {
-    // Three timeouts, a scheduler's time slice, many of them.
-    for away_ns in [3 * 1_250_000, 6_000_000, 60_000_000] {
-        let mut pair = warmed_up(small());
-        pair.deschedule(B, away_ns);
+    // These are three timeouts, one time slice of the scheduler, and many time slices.
+    for descheduled_ns in [3 * 1_250_000, 6_000_000, 60_000_000] {
+        let mut pair = pair_after_first_write(small());
+        pair.deschedule(B, descheduled_ns);
         for round in 0..10u8 {
             pair.a().write(u64::from(round) * 2000, &pattern(1999, round));
         }
@@ -82,9 +82,9 @@ fn a_descheduled_peer_causes_few_retransmissions() {
             assert_eq!(pair.b().memory.get(u64::from(round) * 2000, 1999), pattern(1999, round));
         }
         let counters = pair.a().qp.counters();
-        assert!(counters.timeouts > 0, "{away_ns}: no timeout");
-        assert_eq!(counters.repeated, counters.timeouts, "{away_ns}: {:?}", pair.log);
-        assert!(counters.repeated <= 7, "{away_ns}: {counters:?}");
+        assert!(counters.timeouts > 0, "{descheduled_ns}: no timeout");
+        assert_eq!(counters.repeated, counters.timeouts, "{descheduled_ns}: {:?}", pair.log);
+        assert!(counters.repeated <= 7, "{descheduled_ns}: {counters:?}");
         assert_eq!(counters.naks, 0);
     }
 }
@@ -104,7 +104,7 @@ fn rnr_nak_is_retried_after_its_timer() {
 }
 
 #[test]
-fn a_short_link_outage_is_not_reported() {
+fn a_link_outage_shorter_than_the_lease_is_not_reported() {
     let mut pair = Pair::with(lease_ms(5000), [0xff_fff0, 0]);
     pair.a().write(0, b"before");
     pair.run();
@@ -115,8 +115,8 @@ fn a_short_link_outage_is_not_reported() {
     pair.a().fetch_add(1 << 16, 1);
     pair.b().send(b"hello", None);
     pair.run_until(begin + 4_700_000_000);
-    let lost = pair.log.len();
-    assert!(lost < 120, "packet storm while the link is down: {lost}");
+    let sent = pair.log.len();
+    assert!(sent < 120, "packet storm while the link is down: {sent} packets");
     is_down.set(false);
     pair.run_until(begin + 5_000_000_000);
     assert_eq!(pair.b().memory.get(0, 20_000), pattern(20_000, 1));

@@ -32,7 +32,7 @@ fn lengths_around_each_mtu_arrive_whole() {
 }
 
 #[test]
-fn calls_take_two_packets_and_few_acknowledgements() {
+fn calls_need_two_packets_and_few_acknowledgements() {
     let mut pair = Pair::new();
     // The first packets request acknowledgements, which carry the grants.
     for side in [A, B] {
@@ -61,7 +61,7 @@ fn the_first_window_is_one_packet() {
     pair.run_until(ONE_WAY_NS - 1);
     assert_eq!(pair.log, ["a WriteFirst 0"]);
     pair.run_until(3 * ONE_WAY_NS - 1);
-    assert_eq!(pair.log.len(), 3, "one by one: {:?}", pair.log);
+    assert_eq!(pair.log.len(), 3, "one packet per round trip: {:?}", pair.log);
     let now = pair.now_ns;
     pair.b().qp.set_grant(now, 4);
     pair.run_until(5 * ONE_WAY_NS);
@@ -127,27 +127,27 @@ fn heartbeat_is_acknowledged_and_claims_no_share() {
     assert!(!pair.b().qp.take_has_begun());
     assert_eq!(pair.b().qp.share().used_ns, None);
     assert_eq!(pair.b().received(), [(b"heartbeat".to_vec(), imm)]);
-    // A solicited message is no heartbeat.
+    // A solicited message is not a heartbeat.
     let operation = Operation::Send { bytes: b"request".to_vec(), imm };
     pair.a().qp.post(Request { id: 8, operation, signalled: false, solicited: true }).expect("posted");
     // The first window is one packet, so this one leaves after the first acknowledgement.
     pair.run_until(3 * ONE_WAY_NS);
-    assert_eq!(pair.log.len(), 3, "its acknowledgement is delayed");
+    assert_eq!(pair.log.len(), 3, "the acknowledgement of the message is delayed");
     assert!(pair.b().qp.take_has_begun());
 }
 
-/// A posted write becomes visible to the owner's threads before the owner spends time on the acknowledgement.
+/// An owner that holds acknowledgements back makes posted writes visible to its threads earlier.
 #[test]
 fn unawaited_acknowledgements_are_held_back() {
-    for (solicited, held) in [(false, true), (true, false)] {
+    for (solicited, is_held_back) in [(false, true), (true, false)] {
         let mut pair = Pair::new();
         pair.b().qp.hold_acks(true);
         let request = Request { id: 7, operation: write(0, b"word", None), signalled: true, solicited };
         pair.a().qp.post(request).expect("posted");
         pair.run_until(ONE_WAY_NS);
         assert_eq!(pair.b().memory.get(0, 4), b"word");
-        assert_eq!(pair.b().qp.holds_ack(ONE_WAY_NS), held);
-        assert_eq!(pair.log.len(), if held { 1 } else { 2 });
+        assert_eq!(pair.b().qp.holds_ack(ONE_WAY_NS), is_held_back);
+        assert_eq!(pair.log.len(), if is_held_back { 1 } else { 2 });
         pair.b().qp.hold_acks(false);
         pair.run();
         assert_eq!(pair.a().completions(), [(7, Status::Success)]);
@@ -161,31 +161,31 @@ fn unawaited_acknowledgements_are_held_back() {
     }
 }
 
-/// Regression: a read claimed no share, since its request has no payload, so a pure reader got one packet per round
-/// trip.
-/// An adapter takes one packet at a time. Two peers that write without a pause must still get their acknowledgements.
+/// An adapter polls one packet at a time. Two peers that write without a pause must still get their acknowledgements.
 #[test]
 fn requests_do_not_hold_an_acknowledgement_back() {
     let mut pair =
         Pair::with(Config { mtu: Mtu::Bytes256, first_packets_max: 64, ..Config::default() }, [0, 0]);
-    let take = |end: &mut End, now_ns| {
+    let poll_packet = |end: &mut End, now_ns| {
         let mut buffer = vec![0; end.qp.packet_bytes_max()];
         let len = end.qp.poll_transmit(now_ns, &end.memory, &mut buffer).expect("a packet is pending");
         buffer.truncate(len - 4);
         buffer
     };
     pair.a().write(0, b"acknowledge me");
-    let written = take(pair.a(), 0);
+    let write = poll_packet(pair.a(), 0);
     let b = pair.b();
     b.write(0, &pattern(64 * 256, 1));
-    b.qp.handle_packet(0, &Packet::parse(&written).expect("it is well-formed"), &b.memory);
+    b.qp.handle_packet(0, &Packet::parse(&write).expect("sent packets are well-formed"), &b.memory);
     let mut is_acknowledgement = |time: u64| {
-        let packet = take(pair.b(), time * 20_000);
-        Packet::parse(&packet).expect("it is well-formed").headers.opcode() == Opcode::Acknowledge
+        let packet = poll_packet(pair.b(), time * 20_000);
+        Packet::parse(&packet).expect("sent packets are well-formed").headers.opcode() == Opcode::Acknowledge
     };
     assert_eq!((0..50).filter(|time| is_acknowledgement(*time)).collect::<Vec<_>>(), [25], "after 500 us");
 }
 
+/// Regression: a read claimed no share, because its request has no payload. So a peer that only read got one packet per
+/// round trip.
 #[test]
 fn reads_and_atomics_claim_a_share() {
     for operation in [

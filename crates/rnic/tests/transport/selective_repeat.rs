@@ -1,4 +1,4 @@
-//! Selective repeat: each loss costs only the lost packets, and nothing lands out of order or twice.
+//! Selective repeat: only lost packets are retransmitted, and no packet lands out of order or twice.
 
 use halite_rnic::wire::{Headers, Opcode, Packet, Qpn, RethRepr};
 use halite_rnic::{Config, Mtu};
@@ -17,7 +17,7 @@ fn selective() -> Config {
 }
 
 /// Returns a pair with a measured round trip and an open window; packet 1 is next.
-fn warmed_up_with(config: Config, psns: [u32; 2]) -> Pair {
+fn pair_after_first_write_with(config: Config, psns: [u32; 2]) -> Pair {
     let mut pair = Pair::with(config, psns);
     pair.a().write(0, b"first");
     pair.run();
@@ -25,8 +25,8 @@ fn warmed_up_with(config: Config, psns: [u32; 2]) -> Pair {
     pair
 }
 
-fn warmed_up() -> Pair {
-    warmed_up_with(selective(), [0, 0])
+fn pair_after_first_write() -> Pair {
+    pair_after_first_write_with(selective(), [0, 0])
 }
 
 /// Loses A's first transmissions of packets with these numbers.
@@ -50,7 +50,7 @@ fn write_all(pair: &mut Pair, packets: u32) -> u64 {
 
 #[test]
 fn only_a_lost_packet_is_retransmitted() {
-    let mut pair = warmed_up();
+    let mut pair = pair_after_first_write();
     pair.set_filter(lose(|psn| psn == 3));
     let begin = pair.now_ns;
     assert_eq!(write_all(&mut pair, 8), 1);
@@ -76,7 +76,7 @@ fn only_a_lost_packet_is_retransmitted() {
 
 #[test]
 fn several_losses_are_repaired_in_one_round_trip() {
-    let mut pair = warmed_up();
+    let mut pair = pair_after_first_write();
     pair.set_filter(lose(|psn| psn % 5 == 0));
     assert_eq!(write_all(&mut pair, 40), 8);
     assert_eq!(pair.b().qp.counters().duplicates, 0);
@@ -84,8 +84,8 @@ fn several_losses_are_repaired_in_one_round_trip() {
 }
 
 #[test]
-fn a_lost_retransmission_is_repeated() {
-    let mut pair = warmed_up();
+fn a_lost_retransmission_is_retransmitted() {
+    let mut pair = pair_after_first_write();
     pair.set_filter(|sent| {
         if sent.psn == 2 && sent.from == A && sent.repetition < 2 { Fate::Lost } else { Fate::Delivered }
     });
@@ -102,7 +102,7 @@ fn a_lost_retransmission_is_repeated() {
 
 #[test]
 fn late_duplicates_never_land() {
-    let mut pair = warmed_up();
+    let mut pair = pair_after_first_write();
     pair.set_filter(|sent| match (sent.from, sent.repetition) {
         (A, 0) => Fate::Duplicated(700_000 + 10_000 * u64::from(sent.psn % 7)),
         _ => Fate::Delivered,
@@ -123,8 +123,8 @@ fn late_duplicates_never_land() {
 
 #[test]
 fn slight_reordering_causes_no_retransmission() {
-    let mut pair = warmed_up();
-    // A packet overtaken by two is not lost.
+    let mut pair = pair_after_first_write();
+    // A packet that two others overtake does not count as lost.
     pair.set_filter(|sent| if sent.psn == 2 && sent.from == A { Fate::Delayed(20) } else { Fate::Delivered });
     pair.a().write(0, &pattern(256 * 4, 1));
     pair.run();
@@ -142,8 +142,8 @@ fn slight_reordering_causes_no_retransmission() {
 }
 
 #[test]
-fn losses_are_repaired_fast_after_reordering_ends() {
-    let mut pair = warmed_up();
+fn losses_are_repaired_fast_again_after_reordering_ends() {
+    let mut pair = pair_after_first_write();
     pair.b().qp.set_grant(0, 64);
     let late = |sent: &Sent| {
         if sent.from == A { Fate::Delayed(u64::from(sent.psn) * 7919 % 64 * 1_000) } else { Fate::Delivered }
@@ -158,14 +158,14 @@ fn losses_are_repaired_fast_after_reordering_ends() {
         write_all(&mut pair, 50);
         took_ns.push(pair.now_ns - begin_ns);
     }
-    assert!(took_ns[0] > 4 * ONE_WAY_NS, "the path still counts as one that reorders: {took_ns:?}");
+    assert!(took_ns[0] > 4 * ONE_WAY_NS, "at first, the path still counts as reordering: {took_ns:?}");
     assert_eq!(took_ns.last(), Some(&(4 * ONE_WAY_NS)), "{took_ns:?}");
 }
 
 #[test]
 fn early_packets_are_kept_within_the_span() {
-    let mut pair = warmed_up_with(selective(), [0xff_fff0, 0]);
-    // With packets of 256 bytes, 1,024 after the expected one.
+    let mut pair = pair_after_first_write_with(selective(), [0xff_fff0, 0]);
+    // With packets of 256 bytes, the span is 1,024 packets.
     for (ahead, kept, dropped) in [(1024, 1, 0), (1025, 1, 1), (1, 2, 1), (1 << 20, 2, 2)] {
         let psn = pair.psn(A, 1 + ahead);
         let headers = Headers::WriteOnly { reth: RethRepr { address: 0, rkey: KEY, len: 4 }, imm: None };
@@ -191,18 +191,18 @@ fn read_all(pair: &mut Pair, packets: u32) -> usize {
 
 #[test]
 fn one_request_reads_many_packets() {
-    let mut pair = warmed_up();
+    let mut pair = pair_after_first_write();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
     assert_eq!(read_all(&mut pair, 40), 1);
     assert_eq!(pair.log.len(), 41);
-    // A read that exceeds the reader's room takes few requests.
+    // A read that exceeds the reader's room needs few requests.
     assert!(read_all(&mut pair, 300) <= 20, "{:?}", pair.log);
 }
 
 #[test]
-fn each_lost_packet_of_a_response_is_requested_alone() {
-    let mut pair = warmed_up();
+fn only_lost_packets_of_a_response_are_requested_again() {
+    let mut pair = pair_after_first_write();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
     pair.set_filter(|sent| match (sent.from, sent.repetition, sent.psn % 8) {
@@ -214,12 +214,12 @@ fn each_lost_packet_of_a_response_is_requested_alone() {
     assert_eq!(pair.a().qp.counters().timeouts, 0);
     let counters = pair.a().qp.counters();
     assert_eq!(counters.duplicates, 5, "a duplicate lands once");
-    assert!(counters.kept >= 5, "responses behind each lost one: {}", counters.kept);
+    assert!(counters.kept >= 5, "responses behind each lost response: {}", counters.kept);
 }
 
 #[test]
 fn a_lost_read_of_many_packets_is_retransmitted() {
-    let mut pair = warmed_up();
+    let mut pair = pair_after_first_write();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
     pair.set_filter(lose(|psn| psn == 2));
@@ -241,10 +241,10 @@ fn lost_requests_and_responses_are_counted() {
         read_all(pair, 20);
         pair.a().qp.counters().lost - before
     };
-    let mut pair = warmed_up();
+    let mut pair = pair_after_first_write();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
-    // The write behind the read shows that the request was lost.
+    // The reports for the writes behind the read show that the read request was lost.
     pair.set_filter(lose(|psn| psn == 2));
     pair.a().read(1 << 16, 0, 256 * 20);
     for _ in 0..4 {
@@ -261,7 +261,7 @@ fn lost_requests_and_responses_are_counted() {
 
 #[test]
 fn spare_read_request_saves_a_round_trip() {
-    let mut pair = warmed_up_with(Config { fills_path: true, ..selective() }, [0, 0]);
+    let mut pair = pair_after_first_write_with(Config { fills_path: true, ..selective() }, [0, 0]);
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
     assert_eq!(read_all(&mut pair, 20), 1, "nothing has been lost yet");
@@ -271,10 +271,10 @@ fn spare_read_request_saves_a_round_trip() {
     });
     read_all(&mut pair, 20);
     let (before, dropped) = (pair.a().qp.counters(), pair.b().qp.counters().duplicates);
-    // The spare leaves before the answer arrives, and is not needed.
+    // The spare leaves before the response arrives, and is unnecessary.
     pair.set_filter(|sent| if sent.from == B { Fate::Delayed(200_000) } else { Fate::Delivered });
     assert_eq!(read_all(&mut pair, 20), 2, "{:?}", pair.log);
-    assert_eq!(pair.log.len(), 22, "a spare is not answered: {:?}", pair.log);
+    assert_eq!(pair.log.len(), 22, "the responder ignores the spare: {:?}", pair.log);
     assert_eq!(pair.b().qp.counters().duplicates, dropped + 1);
     pair.set_filter(|sent| match (sent.opcode, sent.repetition) {
         (Opcode::ReadRequest, 0) => Fate::Lost,
@@ -285,11 +285,11 @@ fn spare_read_request_saves_a_round_trip() {
     assert_eq!((after.repeated, after.lost, after.timeouts), (before.repeated, before.lost, before.timeouts));
 }
 
-/// The answer to a read shows that its first request arrived, but not that its spare arrived. So a packet that was
+/// The response to a read shows that the request arrived, but not that its spare arrived. So a packet that was
 /// requested again between the two does not count as lost yet.
 #[test]
-fn answer_to_a_read_with_a_spare_marks_no_packet_lost() {
-    let mut pair = warmed_up_with(Config { fills_path: true, ..selective() }, [0, 0]);
+fn response_to_a_read_with_a_spare_marks_no_packet_lost() {
+    let mut pair = pair_after_first_write_with(Config { fills_path: true, ..selective() }, [0, 0]);
     pair.b().qp.set_grant(0, 64);
     let late = |lost: fn(&Sent) -> bool| {
         move |sent: &Sent| if lost(sent) { Fate::Lost } else { Fate::Delayed(190_000) }
@@ -307,8 +307,8 @@ fn answer_to_a_read_with_a_spare_marks_no_packet_lost() {
 }
 
 #[test]
-fn lost_response_to_a_kept_read_is_requested_at_once() {
-    let mut pair = warmed_up();
+fn lost_response_to_a_kept_read_is_requested_again_at_once() {
+    let mut pair = pair_after_first_write();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
     pair.set_filter(|sent| match (sent.opcode, sent.repetition, sent.psn) {
@@ -320,14 +320,14 @@ fn lost_response_to_a_kept_read_is_requested_at_once() {
         pair.a().read(to, 0, 20 * 256);
     }
     pair.run();
-    // A report of the kept read, the answers to both, and the lost one.
+    // The round trips are: the report of the kept read, the responses to both reads, and the lost response.
     assert_eq!(pair.now_ns - begin_ns, 3 * 2 * ONE_WAY_NS, "{:?}", pair.log);
     assert_eq!(pair.a().qp.counters().lost, 2);
 }
 
 #[test]
 fn reads_run_four_spans_ahead_of_a_lost_response() {
-    let mut pair = warmed_up();
+    let mut pair = pair_after_first_write();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
     let end_ns = pair.now_ns + 50_000_000;
@@ -347,13 +347,13 @@ fn reads_run_four_spans_ahead_of_a_lost_response() {
         .flatten()
         .max();
     // With packets of 256 bytes, a span is 1,024 packets. No read asks for the last few alone.
-    let ahead = newest.expect("answers") - 2;
+    let ahead = newest.expect("a response was sent") - 2;
     assert!((4 * 1024 - 16..=4 * 1024).contains(&ahead), "{ahead}");
 }
 
 #[test]
-fn gaps_are_reported_seldom() {
-    let mut pair = warmed_up();
+fn a_gap_is_reported_at_intervals() {
+    let mut pair = pair_after_first_write();
     pair.b().qp.set_grant(0, 64);
     // Packets arrive one by one.
     pair.set_filter(|sent| match (sent.from, sent.psn, sent.repetition) {
@@ -369,7 +369,7 @@ fn gaps_are_reported_seldom() {
 
 #[test]
 fn a_read_that_arrives_early_is_kept() {
-    let mut pair = warmed_up();
+    let mut pair = pair_after_first_write();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
     pair.set_filter(lose(|psn| psn == 2));
@@ -383,7 +383,7 @@ fn a_read_that_arrives_early_is_kept() {
 #[test]
 fn sequence_numbers_wrap_within_the_kept_span() {
     for first in 0xff_ffe0..=0xff_ffff {
-        let mut pair = warmed_up_with(selective(), [first, first ^ 0x55]);
+        let mut pair = pair_after_first_write_with(selective(), [first, first ^ 0x55]);
         pair.set_filter(lose(|psn| psn % 4 == 2));
         assert_eq!(write_all(&mut pair, 35), 9);
     }
@@ -413,7 +413,7 @@ fn kept_packet_survives_a_lost_rnr_nak() {
 }
 
 /// Returns a new pair in which B grants a single packet.
-fn small_grant() -> Pair {
+fn pair_with_small_grant() -> Pair {
     let mut pair = Pair::with(selective(), [0, 0]);
     pair.b().qp.set_grant(0, 1);
     pair
@@ -424,7 +424,7 @@ const BEFORE_FIRST: &str = "16777215";
 
 #[test]
 fn only_an_empty_probe_precedes_the_first_number() {
-    let mut pair = small_grant();
+    let mut pair = pair_with_small_grant();
     let (dest_qp, psn) = (pair.b().qp.qpn(), pair.psn(A, BEFORE_FIRST.parse().unwrap()));
     let reth = |len| RethRepr { address: 0, rkey: KEY, len };
     for (headers, payload) in [
@@ -441,16 +441,16 @@ fn only_an_empty_probe_precedes_the_first_number() {
     assert_eq!(pair.b().memory.get(0, 4), [0; 4]);
 }
 
-/// Each packet and each answer is lost once, delayed by up to half a window, or duplicated.
+/// Each packet in either direction is lost once, delayed by up to half a window, or duplicated.
 #[test]
-fn long_accesses_survive_every_fault_of_each_packet() {
+fn long_accesses_survive_a_fault_of_every_packet() {
     let fates: [fn(&Sent) -> Fate; 3] = [
         |sent| if sent.repetition == 0 { Fate::Lost } else { Fate::Delivered },
         |sent| Fate::Delayed(u64::from(sent.psn) * 7919 % 64 * 1_000),
         |sent| Fate::Duplicated(u64::from(sent.psn) * 7919 % 64 * 10_000),
     ];
     for fate in fates {
-        let mut pair = warmed_up();
+        let mut pair = pair_after_first_write();
         for side in [A, B] {
             pair.end(side).qp.set_grant(0, 64);
         }
