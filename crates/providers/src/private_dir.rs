@@ -105,13 +105,13 @@ pub enum Kind {
 impl Kind {
     /// Describes the entry if it is not of this kind, or belongs to another user; `None` if it is as expected.
     fn mismatch(self, stat: &Stat, uid_wanted: u32) -> Option<&'static str> {
-        let found = FileType::from_raw_mode(stat.st_mode);
-        let wanted = match self {
+        let file_type = FileType::from_raw_mode(stat.st_mode);
+        let expected = match self {
             Kind::File => FileType::RegularFile,
             Kind::Socket => FileType::Socket,
         };
-        match found {
-            _ if found == wanted && stat.st_uid != uid_wanted => Some("of another user"),
+        match file_type {
+            _ if file_type == expected && stat.st_uid != uid_wanted => Some("of another user"),
             FileType::RegularFile if self == Kind::File => {
                 // A count of 0 means that the file was removed in between.
                 (stat.st_nlink > 1).then_some("a file with several hard links")
@@ -170,13 +170,13 @@ impl PrivateDir {
     pub fn subdirectory(&self, name: &str, create: Create) -> Result<PrivateDir, DirError> {
         let path = self.path.join(name);
         if create == Create::Yes {
-            let made = match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
+            let created = match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
                 // The umask may have removed permissions.
                 Ok(()) => rustix::fs::chmodat(&self.fd, name, Mode::RWXU, AtFlags::empty()),
                 Err(Errno::EXIST) => Ok(()),
                 Err(error) => Err(error),
             };
-            made.map_err(|error| io_error(&path)(error.into()))?;
+            created.map_err(|error| io_error(&path)(error.into()))?;
         }
         PrivateDir::open_at(self.fd.as_fd(), Path::new(name), path, 0)
     }
@@ -266,13 +266,14 @@ impl PrivateDir {
     /// Opens a regular file of this user for reading and writing. Fails with [`DirError::Foreign`] if the entry is of
     /// another kind.
     pub fn file(&self, name: &str, create: Create) -> Result<File, DirError> {
-        let usual = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let open_flags =
+            OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         for _ in 0..RACES_MAX {
             // Checked before the open, because opening a device can have effects.
             let found = self.find(name, Kind::File)?;
             let flags = match (found, create) {
-                (Some(_), _) => usual,
-                (None, Create::Yes) => usual | OFlags::CREATE | OFlags::EXCL,
+                (Some(_), _) => open_flags,
+                (None, Create::Yes) => open_flags | OFlags::CREATE | OFlags::EXCL,
                 (None, Create::No) => return Err(self.failed(name, Errno::NOENT)),
             };
             match rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR) {
@@ -334,19 +335,19 @@ impl PrivateDir {
 
 /// Creates a directory and missing parents, with mode 0700 independent of the umask.
 fn create_all(path: &Path) -> io::Result<()> {
-    let make = || match std::fs::DirBuilder::new().mode(0o700).create(path) {
+    let create = || match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
     };
-    match (make(), path.parent()) {
+    match (create(), path.parent()) {
         (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound => {
             if !parent.as_os_str().is_empty() {
                 create_all(parent)?;
             }
-            make()
+            create()
         }
-        (made, _) => made,
+        (created, _) => created,
     }
 }
 
@@ -373,7 +374,7 @@ impl NameLock {
                 locked => locked.map_err(|error| dir.failed(name, error))?,
             }
             let lock = NameLock { dir: dir.clone(), name: name.to_owned(), file };
-            // The former holder may have removed the file between our open and our lock.
+            // The previous holder may have removed the file between the open and the lock.
             if lock.is_in_place()? {
                 return Ok(Some(lock));
             }

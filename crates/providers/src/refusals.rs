@@ -9,7 +9,7 @@ const SPAN_NS: u64 = 10_000_000_000;
 /// Rate limiter for the log lines about refused connections.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    /// Begin of the interval.
+    /// Start of the interval.
     begin_ns: u64,
     /// Number of refusals logged in the interval.
     logged: u32,

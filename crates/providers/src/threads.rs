@@ -132,13 +132,13 @@ fn cgroup_limits(own: &str, root: &Path) -> Vec<Limit> {
 /// Counts the threads of all processes of a user.
 fn threads_of(uid: u32) -> u64 {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let status = processes.filter_map(|process| fs::read_to_string(process.path().join("status")).ok());
+    let statuses = processes.filter_map(|process| fs::read_to_string(process.path().join("status")).ok());
     let count = |status: String| {
         let field = |name| status.lines().find_map(|line: &str| line.strip_prefix(name));
         let is_of_user = field("Uid:")?.split_whitespace().next()? == uid.to_string();
         field("Threads:")?.trim().parse::<u64>().ok().filter(|_| is_of_user)
     };
-    status.filter_map(count).sum()
+    statuses.filter_map(count).sum()
 }
 
 #[cfg(test)]

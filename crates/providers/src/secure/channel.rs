@@ -75,22 +75,24 @@ pub struct Channel {
     state: ChannelState,
     /// The dialling end uses the first secret. The answering end tries each secret on the hello.
     secrets: Secrets,
+    /// Received bytes that have not been parsed.
     received: Vec<u8>,
     /// True once the other end has sent its version.
     has_version: bool,
     /// True if the other end has proven that it knows the secret and that its messages are no replay.
     is_proven: bool,
-    /// Messages to be sent once the handshake is complete.
-    waiting: VecDeque<Vec<u8>>,
+    /// Messages to send once the handshake is complete.
+    queued: VecDeque<Vec<u8>>,
+    /// Bytes to write to the stream.
     output: Vec<u8>,
 }
 
 enum ChannelState {
-    /// The dialling end, before its first message.
+    /// The dialling end waits until its caller sends the first message.
     Dialling(Box<HandshakeState>),
-    /// The dialling end, waiting for the answer.
+    /// The dialling end has sent its hello, and waits for the answer.
     Dialled(Box<HandshakeState>),
-    /// The answering end, waiting for a hello.
+    /// The answering end waits for a hello.
     Answering,
     /// The answering end has received a valid hello, and waits until its caller sends the first message.
     HelloReceived(Box<HandshakeState>),
@@ -127,8 +129,8 @@ impl Channel {
 
     fn new(state: ChannelState, secrets: Secrets) -> Channel {
         let output = [&MAGIC[..], &[VERSION]].concat();
-        let (received, waiting) = Default::default();
-        Channel { state, secrets, received, has_version: false, is_proven: false, waiting, output }
+        let (received, queued) = Default::default();
+        Channel { state, secrets, received, has_version: false, is_proven: false, queued, output }
     }
 
     /// Queues a message. Panics if it is longer than [`MESSAGE_BYTES_MAX`] or, for the first message of an end, longer
@@ -140,10 +142,10 @@ impl Channel {
             ChannelState::HelloReceived(hello) => self.send_hello(hello, message, up),
             state => {
                 self.state = state;
-                self.waiting.push_back(message.to_vec());
+                self.queued.push_back(message.to_vec());
             }
         }
-        self.send_waiting();
+        self.send_queued();
     }
 
     /// Sends the hello with the first message inside.
@@ -201,8 +203,8 @@ impl Channel {
         loop {
             let step = match self.state {
                 ChannelState::Broken(why) => return Err(why),
-                _ if !self.has_version => self.take_version(),
-                _ => self.take_frame(),
+                _ if !self.has_version => self.parse_version(),
+                _ => self.parse_frame(),
             };
             match step {
                 Ok(Step::NeedsBytes) => return Ok(None),
@@ -216,9 +218,9 @@ impl Channel {
         }
     }
 
-    fn take_version(&mut self) -> Result<Step, BadChannel> {
-        let known = self.received.len().min(MAGIC.len());
-        if self.received[..known] != MAGIC[..known] {
+    fn parse_version(&mut self) -> Result<Step, BadChannel> {
+        let len = self.received.len().min(MAGIC.len());
+        if self.received[..len] != MAGIC[..len] {
             return Err(BadChannel::Stranger);
         }
         let Some(&theirs) = self.received.get(MAGIC.len()) else { return Ok(Step::NeedsBytes) };
@@ -230,7 +232,7 @@ impl Channel {
         Ok(Step::Continue)
     }
 
-    fn take_frame(&mut self) -> Result<Step, BadChannel> {
+    fn parse_frame(&mut self) -> Result<Step, BadChannel> {
         let Some(&[kind, low, high]) = self.received.first_chunk() else { return Ok(Step::NeedsBytes) };
         let len = usize::from(u16::from_le_bytes([low, high]));
         let is_expected = match (&self.state, kind) {
@@ -265,22 +267,22 @@ impl Channel {
                     self.state = up(hello);
                 }
                 self.is_proven = true;
-                self.send_waiting();
+                self.send_queued();
                 Ok(Step::Message(first))
             }
-            (ChannelState::Answering, _) => self.take_hello(&frame),
+            (ChannelState::Answering, _) => self.handle_hello(&frame),
             (ChannelState::Dialling(_) | ChannelState::HelloReceived(_), _) => Err(BadChannel::Stranger),
             (ChannelState::Broken(why), _) => Err(*why),
         }
     }
 
-    /// Accepts the hello if one of this end's secrets decrypts it. Answers at once if a message waits.
-    fn take_hello(&mut self, frame: &[u8]) -> Result<Step, BadChannel> {
+    /// Accepts the hello if one of this end's secrets decrypts it. Answers at once if a message is queued.
+    fn handle_hello(&mut self, frame: &[u8]) -> Result<Step, BadChannel> {
         for secret in self.secrets.all() {
             let mut hello = noise(secret, |builder| builder.build_responder())?;
             if let Some(first) = open_hello(&mut hello, frame) {
                 self.state = ChannelState::HelloReceived(Box::new(hello));
-                if let Some(answer) = self.waiting.pop_front() {
+                if let Some(answer) = self.queued.pop_front() {
                     self.send(&answer);
                 }
                 return Ok(Step::Message(first));
@@ -294,9 +296,9 @@ impl Channel {
         matches!(self.state, ChannelState::Up(_))
     }
 
-    fn send_waiting(&mut self) {
+    fn send_queued(&mut self) {
         while let ChannelState::Up(state) = &mut self.state
-            && let Some(message) = self.waiting.pop_front()
+            && let Some(message) = self.queued.pop_front()
         {
             let mut frame = vec![0; message.len() + TAG_BYTES];
             // Encryption fails only after 2^64 messages.
@@ -339,6 +341,7 @@ fn up(hello: Box<HandshakeState>) -> ChannelState {
     }
 }
 
+/// Creates the state of a handshake with this secret.
 fn noise(
     secret: &Secret,
     build: impl FnOnce(Builder<'_>) -> Result<HandshakeState, snow::Error>,
@@ -386,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_in_order_and_only_at_the_peer() {
+    fn messages_arrive_encrypted_and_in_order() {
         let (mut one, mut two) = pair();
         let long = vec![7; MESSAGE_BYTES_MAX];
         one.send(b"swordfish");
@@ -430,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn data_before_the_answer_ends_the_handshake() {
+    fn a_message_before_the_answer_breaks_the_channel() {
         let mut two = Channel::answer(secret().into());
         let mut one = Channel::dial(two.secrets.clone()).unwrap();
         one.send(b"ping");
@@ -444,7 +447,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn any_altered_byte_is_detected(at in 0usize..40, bit in 0u8..8) {
+        fn any_altered_bit_is_detected(at in 0usize..40, bit in 0u8..8) {
             let (mut one, mut two) = pair();
             one.send(b"twenty bytes of text");
             let mut bytes = one.output().to_vec();
@@ -455,7 +458,7 @@ mod tests {
         }
 
         #[test]
-        fn an_unauthenticated_sender_fills_at_most_a_hello(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
+        fn an_unauthenticated_sender_occupies_memory_for_at_most_one_hello(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
             let mut channel = Channel::answer(secret().into());
             for byte in [&b"HLT\x02\x01\x30\x08"[..], &bytes].concat() {
                 let wanted = channel.wanted();

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_file_is_readable_by_its_owner_only() {
+    fn a_secret_file_must_be_readable_only_by_its_owner() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         let secret = Secret::new().unwrap();

@@ -191,7 +191,7 @@ impl Node {
 
 /// Waits until the condition holds.
 #[track_caller]
-pub fn until(mut condition: impl FnMut() -> bool) {
+pub fn wait_until(mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
         assert!(begin.elapsed() < TIMEOUT, "the condition does not hold in time");

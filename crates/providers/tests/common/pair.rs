@@ -14,13 +14,13 @@ use halite_providers::{RoceConfig, RoceFabric};
 
 /// Time limit that turns a hang into a failure; no test should come near it.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for which one end sleeps before the other is polled.
-const NAP: Duration = Duration::from_micros(100);
+/// Maximum time for which one end sleeps before the other is polled.
+const SLEEP_MAX: Duration = Duration::from_micros(100);
 
 /// One of the two ends.
 pub struct End {
     pub fabric: Arc<RoceFabric>,
-    /// Id of the other end as a peer.
+    /// Id of the other end, as a peer of this one.
     pub peer: PeerId,
     /// Events that the test has not taken yet.
     pub events: VecDeque<Event>,
@@ -44,8 +44,8 @@ impl End {
 
     /// Returns the next completion, if any.
     pub fn take_completion(&mut self) -> Option<Completion> {
-        let at = self.events.iter().position(|event| matches!(event, Event::Completed(_)))?;
-        self.events.remove(at)?.into_completion().ok()
+        let index = self.events.iter().position(|event| matches!(event, Event::Completed(_)))?;
+        self.events.remove(index)?.into_completion().ok()
     }
 
     /// Returns the next message, if any.
@@ -53,8 +53,8 @@ impl End {
         let is_message = |event: &Event| {
             matches!(event, Event::Completed(Completion { kind: CompletionKind::Received { .. }, .. }))
         };
-        let at = self.events.iter().position(is_message)?;
-        match self.events.remove(at)?.into_completion() {
+        let index = self.events.iter().position(is_message)?;
+        match self.events.remove(index)?.into_completion() {
             Ok(Completion { kind: CompletionKind::Received { bytes, imm }, .. }) => Some((bytes, imm)),
             other => panic!("no message: {other:?}"),
         }
@@ -69,7 +69,7 @@ impl Pair {
         pair.ends[0].fabric.connect("two.sock", b"");
         for index in 0..2 {
             pair.ends[index].peer =
-                pair.until("a connection", |pair| match pair.ends[index].events.pop_front()? {
+                pair.wait_for("a connection", |pair| match pair.ends[index].events.pop_front()? {
                     Event::Connected { peer, .. } => Some(peer),
                     event => panic!("expected a connection, got {event:?}"),
                 });
@@ -81,8 +81,8 @@ impl Pair {
         Pair::connect([one, two].map(|config| RoceFabric::open(config).unwrap()))
     }
 
-    /// Polls both ends. Sleeps for at most [`NAP`] if neither has an event.
-    pub fn turn(&mut self) {
+    /// Polls both ends. Sleeps for at most [`SLEEP_MAX`] if neither has an event.
+    pub fn poll_all(&mut self) {
         let mut count = 0;
         for end in &mut self.ends {
             let mut polled = Vec::new();
@@ -93,21 +93,21 @@ impl Pair {
             let fabric = &self.ends[0].fabric;
             let seen = fabric.doorbell();
             fabric.arm(Some(Sleeper::Progress));
-            fabric.wait(Sleeper::Progress, seen, Some(NAP));
+            fabric.wait(Sleeper::Progress, seen, Some(SLEEP_MAX));
             fabric.arm(None);
         }
     }
 
     /// Polls both ends until `find` returns a value.
     #[track_caller]
-    pub fn until<T>(&mut self, what: &str, mut find: impl FnMut(&mut Pair) -> Option<T>) -> T {
+    pub fn wait_for<T>(&mut self, what: &str, mut find: impl FnMut(&mut Pair) -> Option<T>) -> T {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = find(self) {
                 return found;
             }
             assert!(Instant::now() < deadline, "timed out waiting for {what}");
-            self.turn();
+            self.poll_all();
         }
     }
 
@@ -129,14 +129,14 @@ impl Pair {
     #[track_caller]
     pub fn run(&mut self, end: usize, operation: Operation<'_>) -> u64 {
         let id = self.post(end, operation);
-        let completion = self.until("a completion", |pair| {
-            let completed = |event: &Event| {
+        let completion = self.wait_for("a completion", |pair| {
+            let is_completion = |event: &Event| {
                 matches!(event, Event::Completed(Completion { kind: CompletionKind::Done { id: done }
                     | CompletionKind::Atomic { id: done, .. }, .. }) if *done == id)
             };
             let events = &mut pair.ends[end].events;
-            let at = events.iter().position(completed)?;
-            events.remove(at)?.into_completion().ok()
+            let index = events.iter().position(is_completion)?;
+            events.remove(index)?.into_completion().ok()
         });
         assert_eq!(completion.status, Status::Success);
         match completion.kind {
@@ -147,12 +147,12 @@ impl Pair {
 
     /// Waits until all requests at both ends have completed and all late acknowledgements have arrived.
     pub fn settle(&mut self) {
-        let mut quiet = 0;
-        self.until("the end of all requests", |pair| {
+        let mut quiet_rounds = 0;
+        self.wait_for("the completion of all requests", |pair| {
             let is_quiet = |end: &End| end.fabric.is_idle() && end.fabric.poll_timeout().is_none();
-            quiet = if pair.ends.iter().all(is_quiet) { quiet + 1 } else { 0 };
-            // Several turns, because an end receives the last packets of the other end in its next turn.
-            (quiet > 3).then_some(())
+            quiet_rounds = if pair.ends.iter().all(is_quiet) { quiet_rounds + 1 } else { 0 };
+            // Several rounds, because an end receives the last packets of the other end in the next round.
+            (quiet_rounds > 3).then_some(())
         });
     }
 }

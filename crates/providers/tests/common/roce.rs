@@ -12,11 +12,11 @@ use halite_providers::{Hosts, Mtu, RoceConfig, RoceFabric};
 
 use super::Cluster;
 
-/// Number of consecutive idle checks, one [`NAP`] apart, after which all fabrics count as idle. They take long enough
-/// for several polls of the sockets on which fabrics set up connections.
+/// Number of consecutive idle checks, one [`SLEEP_MAX`] apart, after which all fabrics count as idle. Meanwhile,
+/// fabrics check their control sockets several times.
 const IDLE_CHECKS: u32 = 4;
-/// Time for which a test sleeps before the other fabrics are polled.
-const NAP: Duration = Duration::from_micros(100);
+/// Maximum time for which a test sleeps before the other fabrics are polled.
+const SLEEP_MAX: Duration = Duration::from_micros(100);
 
 /// Changes the configuration of fabrics.
 pub type Configure = fn(RoceConfig) -> RoceConfig;
@@ -46,7 +46,7 @@ impl Roce {
 
     /// Creates fabrics of hosts that share a secret, but no directory.
     pub fn between_hosts(configure: Configure) -> Roce {
-        let secret = Secret::new().expect("there are random numbers");
+        let secret = Secret::new().expect("the system provides random numbers");
         Roce { secrets: Some(secret.into()), ..Roce::new(configure) }
     }
 
@@ -107,7 +107,7 @@ impl Harness for Roce {
                 other.poll_events();
             }
         }
-        fabric.wait(Sleeper::Progress, seen, Some(NAP));
+        fabric.wait(Sleeper::Progress, seen, Some(SLEEP_MAX));
         Instant::now() < self.deadline
     }
 
@@ -122,7 +122,7 @@ impl Harness for Roce {
                 continue;
             }
             idle_checks += 1;
-            std::thread::sleep(NAP);
+            std::thread::sleep(SLEEP_MAX);
         }
     }
 

@@ -28,7 +28,7 @@ fn run_with_rule(rule: &str, disables_offload: bool) -> Option<[(u64, Dropped); 
     let dropped = |pair: &Pair| pair.ends.each_ref().map(|end| end.fabric.dropped());
     let mut changed = counted();
     // The fabric may not have received the last packets yet.
-    pair.until("all changed packets", |pair| {
+    pair.wait_for("all changed packets", |pair| {
         let refused = dropped(pair).map(|dropped| dropped.refused + dropped.strangers);
         changed = counted();
         (refused == [0, 0] || refused == changed).then_some(())

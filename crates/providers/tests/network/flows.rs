@@ -51,7 +51,7 @@ fn a_short_request_overtakes_waiting_requests_of_another_flow() {
         let (long, short) = post_long_and_short(&mut pair, source, target);
         let mut order = Vec::new();
         while order.len() <= SLICES {
-            let (id, status) = pair.until("a completion", take_completion);
+            let (id, status) = pair.wait_for("a completion", take_completion);
             assert_eq!(status, Status::Success);
             order.push(id);
         }
@@ -68,7 +68,7 @@ fn a_short_request_overtakes_waiting_requests_of_another_flow() {
     let short =
         pair.post_to(0, lane(3), Operation::Write { local: inline(b"short"), remote: remote(target, 0) });
     for id in [short, long] {
-        assert_eq!(pair.until("a completion", take_completion), (id, Status::Success));
+        assert_eq!(pair.wait_for("a completion", take_completion), (id, Status::Success));
     }
     let mut arrived = vec![0; LONG as usize];
     target_window.read(0, &mut arrived).unwrap();
@@ -78,7 +78,7 @@ fn a_short_request_overtakes_waiting_requests_of_another_flow() {
     pair.ends[1].fabric.close();
     let mut outstanding: Vec<WorkId> = long.into_iter().chain([short]).collect();
     while !outstanding.is_empty() {
-        let (id, _) = pair.until("the completion of each request", take_completion);
+        let (id, _) = pair.wait_for("the completion of each request", take_completion);
         let before = outstanding.len();
         outstanding.retain(|other| *other != id);
         assert_eq!(outstanding.len() + 1, before, "each request completes once");

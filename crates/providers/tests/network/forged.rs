@@ -73,7 +73,7 @@ impl Setup {
                 sendto(&self.forger, datagram, SendFlags::empty(), &target).unwrap();
             }
             let so_far = (index * AT_ONCE + part.len()) as u64;
-            self.pair.until("forged packets", |pair| {
+            self.pair.wait_for("forged packets", |pair| {
                 let end = &pair.ends[1];
                 let now = Counted { dropped: end.fabric.dropped(), queue_pairs: end.counters() };
                 (count(&now) - before >= so_far).then_some(())

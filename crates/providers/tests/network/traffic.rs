@@ -40,6 +40,7 @@ struct Side {
     expected: [VecDeque<(WorkId, Expected)>; 2],
     /// Messages that this end must still receive, in order.
     messages: VecDeque<(Vec<u8>, u32)>,
+    /// Number of requests that this end has made.
     count: usize,
     /// Number of requests that were reads.
     reads: usize,
@@ -84,19 +85,19 @@ impl Traffic {
 
     /// Executes this many further requests at each end, and checks all results.
     pub fn run(&mut self, pair: &mut Pair, requests: usize) {
-        let until = self.sides.each_ref().map(|side| side.count + requests);
-        pair.until("the end of the traffic", |pair| {
-            for (end, until) in until.into_iter().enumerate() {
-                while self.sides[end].count < until && self.posted(end) < POSTED_MAX {
+        let targets = self.sides.each_ref().map(|side| side.count + requests);
+        pair.wait_for("the end of the traffic", |pair| {
+            for (end, target) in targets.into_iter().enumerate() {
+                while self.sides[end].count < target && self.posted(end) < POSTED_MAX {
                     self.post(pair, end);
                 }
                 while let Some(event) = pair.ends[end].events.pop_front() {
                     self.check(end, event);
                 }
             }
-            (0..2).all(|end| self.sides[end].count == until[end] && self.posted(end) == 0).then_some(())
+            (0..2).all(|end| self.sides[end].count == targets[end] && self.posted(end) == 0).then_some(())
         });
-        pair.until("all messages", |pair| {
+        pair.wait_for("all messages", |pair| {
             for end in 0..2 {
                 while let Some(event) = pair.ends[end].events.pop_front() {
                     self.check(end, event);
@@ -112,7 +113,7 @@ impl Traffic {
         for side in &self.sides {
             assert!(
                 bytes_of(&side.written.1, 0, BYTES) == side.model,
-                "the memory has other bytes than were written"
+                "the memory differs from the written bytes"
             );
             for (at, value) in side.word_values.iter().enumerate() {
                 assert_eq!(side.words.1.load_u64(8 * at as u64), Ok(*value));
@@ -214,7 +215,7 @@ impl Traffic {
             Expected::Read { at, bytes } => {
                 assert!(
                     bytes_of(&side.read.1, at as u64, bytes.len()) == bytes,
-                    "the read returned other bytes"
+                    "the read returned wrong bytes"
                 );
             }
         }

@@ -31,7 +31,7 @@ fn is_translated(address: SocketAddr) -> bool {
 fn write_from_other_address(pair: &mut Pair) -> halite_fabric::Key {
     let key = pair.ends[1].register(64).0;
     pair.post(0, Operation::Write { local: inline(b"translated"), remote: remote(key, 0) });
-    let change = pair.until("packets from another address", |pair| {
+    let change = pair.wait_for("packets from another address", |pair| {
         let end = &pair.ends[1];
         end.fabric.address_change(end.peer).filter(|change| change.packets >= 3)
     });
@@ -56,13 +56,13 @@ fn a_changed_address_is_reported_and_the_connection_recovers_when_it_returns() {
     assert!(pair.ends.iter().all(|end| end.events.is_empty()), "no connection ends");
     assert_eq!(bytes_of(&memory, 0, 4), [0; 4]);
     network.run_ok(0, "nft delete table ip translated");
-    let completion = pair.until("a completion", |pair| pair.ends[0].take_completion());
+    let completion = pair.wait_for("a completion", |pair| pair.ends[0].take_completion());
     assert_eq!(
         (completion.status, completion.kind),
         (Status::Success, halite_fabric::CompletionKind::Done { id })
     );
     assert_eq!(bytes_of(&memory, 0, 4), *b"salt");
-    pair.until("the other completion", |pair| pair.ends[0].take_completion());
+    pair.wait_for("the other completion", |pair| pair.ends[0].take_completion());
     traffic.run(&mut pair, 20);
 }
 

@@ -1,4 +1,4 @@
-//! A node with many peers: its sockets, the capacity of their receive buffers, and peers that share one socket.
+//! A node with many peers: its sockets, the capacity of their receive buffers, and its receiver threads.
 
 use crate::common;
 
@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::serialize;
-use common::{Cluster, Node, bytes_of, remote, until};
+use common::{Cluster, Node, bytes_of, remote, wait_until};
 use halite_fabric::{
     Completion, CompletionKind, Event, Fabric, Key, Lane, Local, Operation, PeerId, Status, WorkId,
     WorkRequest,
@@ -38,8 +38,9 @@ struct Crowd {
 struct Sender {
     fabric: Arc<RoceFabric>,
     peer: PeerId,
-    done: u64,
-    is_down: bool,
+    /// Number of completed writes.
+    completed: u64,
+    is_disconnected: bool,
 }
 
 fn register(fabric: &RoceFabric, len: u64) -> (Key, Window) {
@@ -64,22 +65,22 @@ impl Crowd {
         let name = format!("sender-{}", self.senders.len());
         let fabric = RoceFabric::open(RoceConfig::new(&self.cluster.0, name)).unwrap();
         fabric.connect("receiver.sock", b"");
-        self.senders.push(Sender { fabric, peer: PeerId(0), done: 0, is_down: false });
-        self.until("a connection", |crowd| {
+        self.senders.push(Sender { fabric, peer: PeerId(0), completed: 0, is_disconnected: false });
+        self.wait_for("a connection", |crowd| {
             let Sender { fabric, peer, .. } = crowd.senders.last().unwrap();
             fabric.path(*peer).is_some_and(|path| path.is_known)
         });
     }
 
-    fn turn(&mut self) {
+    fn poll_all(&mut self) {
         let mut events = Vec::new();
         for sender in &mut self.senders {
             sender.fabric.poll(&mut events);
             for event in events.drain(..) {
                 match event {
                     Event::Connected { peer, .. } => sender.peer = peer,
-                    Event::Completed(Completion { status: Status::Success, .. }) => sender.done += 1,
-                    Event::Disconnected { .. } | Event::CutOff { .. } => sender.is_down = true,
+                    Event::Completed(Completion { status: Status::Success, .. }) => sender.completed += 1,
+                    Event::Disconnected { .. } | Event::CutOff { .. } => sender.is_disconnected = true,
                     event => panic!("{event:?}"),
                 }
             }
@@ -88,15 +89,15 @@ impl Crowd {
     }
 
     #[track_caller]
-    fn until(&mut self, what: &str, mut condition: impl FnMut(&mut Crowd) -> bool) {
+    fn wait_for(&mut self, what: &str, mut condition: impl FnMut(&mut Crowd) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         while !condition(self) {
             assert!(Instant::now() < deadline, "timed out waiting for {what}");
-            self.turn();
+            self.poll_all();
         }
     }
 
-    /// All senders begin to write before the receiver polls. Expects that all writes are executed.
+    /// Makes all senders write before the receiver polls, and checks that all writes are executed.
     fn write_at_once(&mut self) {
         for (index, sender) in self.senders.iter().enumerate() {
             let (own, window) = register(&sender.fabric, WRITE_BYTES);
@@ -109,7 +110,7 @@ impl Crowd {
                 sender.fabric.post(sender.peer, Lane::FIRST, &[request]).unwrap();
             }
         }
-        self.until("all writes", |crowd| crowd.senders.iter().all(|sender| sender.done == WRITES));
+        self.wait_for("all writes", |crowd| crowd.senders.iter().all(|sender| sender.completed == WRITES));
         for index in 0..self.senders.len() {
             let bytes = WRITES * WRITE_BYTES;
             let written = bytes_of(&self.memory, index as u64 * bytes, bytes as usize);
@@ -165,11 +166,11 @@ fn writes_of_64_peers_to_one_socket_complete() {
     assert_eq!(crowd.ports().len(), 1);
     let before = crowd.overflowed();
     crowd.write_at_once();
-    assert!(crowd.overflowed() > before, "the buffer has no space for 64 packets");
+    assert!(crowd.overflowed() > before, "the buffer holds fewer than 64 packets");
 }
 
 #[test]
-fn sockets_are_opened_and_closed_with_peers() {
+fn sockets_are_opened_and_closed_as_peers_come_and_go() {
     let mut crowd = Crowd::new(33, |config| config);
     let first = crowd.receiver.local_address().port();
     assert_eq!(crowd.receiver.local_addresses().len(), 3);
@@ -177,11 +178,11 @@ fn sockets_are_opened_and_closed_with_peers() {
     // Closes the connections of the second socket.
     let leaving = crowd.senders.drain(16..32).collect::<Vec<_>>();
     drop(leaving);
-    crowd.until("the end of their socket", |crowd| crowd.receiver.local_addresses().len() == 2);
+    crowd.wait_for("the end of their socket", |crowd| crowd.receiver.local_addresses().len() == 2);
     crowd.write_at_once();
-    crowd.senders.iter_mut().for_each(|sender| sender.done = 0);
+    crowd.senders.iter_mut().for_each(|sender| sender.completed = 0);
     crowd.senders.truncate(16);
-    crowd.until("the end of the third socket", |crowd| crowd.receiver.local_addresses().len() == 1);
+    crowd.wait_for("the end of the third socket", |crowd| crowd.receiver.local_addresses().len() == 1);
     assert_eq!(crowd.ports(), [(first, 16)]);
     crowd.join();
     assert_eq!(crowd.receiver.local_addresses().len(), 2, "a new peer gets another socket");
@@ -194,7 +195,7 @@ fn packets_to_any_socket_wake_a_sleeper() {
     check_wakes(2);
 }
 
-/// Three peers with a socket each wake a sleeper, for which this number of threads receives packets.
+/// Checks that three peers with a socket each wake a sleeper whose fabric has this number of receiver threads.
 fn check_wakes(receivers: usize) {
     let _serial = serialize();
     let cluster = Cluster::new();
@@ -245,14 +246,14 @@ fn open_with_receiver_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
     let mut busy = Node::of(RoceFabric::open(config("busy", 1)).unwrap());
     let mut peer = Node::of(RoceFabric::open(config("peer", 0)).unwrap());
     peer.fabric.connect("busy.sock", b"");
-    let (mut at_peer, mut at_busy) = (None, None);
+    let (mut peer_event, mut busy_event) = (None, None);
     let begin = Instant::now();
-    while at_peer.is_none() || at_busy.is_none() {
+    while peer_event.is_none() || busy_event.is_none() {
         assert!(begin.elapsed() < TIMEOUT, "the fabrics do not connect");
-        at_peer = at_peer.or(peer.try_event());
-        at_busy = at_busy.or(busy.try_event());
+        peer_event = peer_event.or(peer.try_event());
+        busy_event = busy_event.or(busy.try_event());
     }
-    let Some(Event::Connected { peer: to_busy, .. }) = at_peer else { panic!("{at_peer:?}") };
+    let Some(Event::Connected { peer: to_busy, .. }) = peer_event else { panic!("{peer_event:?}") };
     (busy, peer, to_busy)
 }
 
@@ -280,10 +281,10 @@ fn receivers_serve_peers_while_no_thread_polls() {
     }
 }
 
-/// Unsolicited messages fill the queue until the node receives no further message. Then the fabric wakes the sleeper,
-/// which makes room.
+/// Unsolicited messages wake no sleeper. When they have filled the queue, the fabric wakes the sleeper, which makes
+/// room.
 #[test]
-fn receivers_without_room_wake_a_sleeper() {
+fn receivers_whose_queue_is_full_wake_a_sleeper() {
     let _serial = serialize();
     let cluster = Cluster::new();
     let (mut busy, mut peer, to_busy) = open_with_receiver_thread(&cluster);
@@ -301,20 +302,20 @@ fn receivers_without_room_wake_a_sleeper() {
             }
         });
         let state = format!("/proc/self/task/{}/stat", tid.recv().unwrap());
-        until(|| std::fs::read_to_string(&state).unwrap().contains(") S "));
+        wait_until(|| std::fs::read_to_string(&state).unwrap().contains(") S "));
         let quiet = Operation::Send { bytes: b"hello", imm: 0 };
         let request = WorkRequest { id: WorkId(0), operation: quiet, signalled: false, solicited: false };
         for _ in 0..1100 {
-            until(|| {
+            wait_until(|| {
                 peer.try_event();
                 peer.fabric.post(to_busy, Lane::FIRST, &[request]).is_ok()
             });
         }
-        until(|| {
+        wait_until(|| {
             peer.try_event();
             peer.send(to_busy, b"the last", 0).is_ok()
         });
-        until(|| {
+        wait_until(|| {
             peer.try_event();
             asleep.is_finished()
         });
@@ -338,7 +339,7 @@ fn flood(peer: &mut Node, to_busy: PeerId) -> u32 {
 }
 
 #[test]
-fn a_fabric_closes_while_its_threads_wait_for_room() {
+fn a_fabric_closes_while_its_receivers_wait_for_room() {
     let _serial = serialize();
     let cluster = Cluster::new();
     let (busy, mut peer, to_busy) = open_with_receiver_thread(&cluster);

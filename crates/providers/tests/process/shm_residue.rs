@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{Cluster, Node, connect, until};
+use common::{Cluster, Node, connect, wait_until};
 use halite_fabric::Event;
 use halite_providers::{ShmConfig, Sleep};
 
@@ -26,7 +26,7 @@ fn threads() -> usize {
 fn fabrics_leave_nothing_behind() {
     let _serial = crate::serialize();
     let cluster = Cluster::new();
-    until(|| threads() == 0);
+    wait_until(|| threads() == 0);
     let before = (descriptors(), shared_mappings());
     for round in 0..20 {
         let sleep = [Sleep::Futex, Sleep::Descriptor][round % 2];
@@ -46,6 +46,6 @@ fn fabrics_leave_nothing_behind() {
     }
     assert_eq!((descriptors(), shared_mappings()), before);
     // The kernel removes the entry of a thread some time after the join.
-    until(|| threads() == 0);
+    wait_until(|| threads() == 0);
     assert_eq!(std::fs::read_dir(&cluster.0).unwrap().count(), 0);
 }

@@ -77,7 +77,7 @@ fn stateless_lanes_send_packets_as_long_as_the_probes() {
         .map(|name| RoceConfig { responder: ResponderMode::Stateless, ..config(&cluster, name) });
     let [one, two] = configs;
     let mut pair = Pair::open(one, two);
-    pair.until("the path", |pair| {
+    pair.wait_for("the path", |pair| {
         let end = &pair.ends[0];
         end.fabric.path(end.peer).filter(|path| path.is_known)
     });

@@ -52,7 +52,7 @@ impl CapturedPair {
         let before = pair.run(0, Operation::FetchAdd { remote: remote(*key, 0), add: 1 });
         assert_eq!(before, u64::from(round) - 1, "each addition was executed once");
         pair.run(0, Operation::Send { bytes: &[round], imm: 0 });
-        let message = pair.until("a message", |pair| pair.ends[1].take_message());
+        let message = pair.wait_for("a message", |pair| pair.ends[1].take_message());
         assert_eq!(message, (vec![round], 0));
         assert_eq!(bytes_of(memory, 64, 16), [round; 16]);
         pair.settle();
@@ -61,7 +61,7 @@ impl CapturedPair {
 
     /// Waits until the second end has dropped this many packets.
     fn wait_for_drops(&mut self, count: u64) {
-        self.pair.until("dropped packets", |pair| {
+        self.pair.wait_for("dropped packets", |pair| {
             let dropped = pair.ends[1].fabric.dropped();
             (dropped.strangers + dropped.refused + dropped.malformed >= count).then_some(())
         });
@@ -165,7 +165,7 @@ fn bad_and_missing_greetings_end_the_connection() {
             let _ = rustix::net::send(&socket, greeting, SendFlags::NOSIGNAL);
         }
         let mut file = std::fs::File::from(socket);
-        pair.until("a hang-up of the fabric", |_| match file.read(&mut [0; 2000]) {
+        pair.wait_for("a hang-up of the fabric", |_| match file.read(&mut [0; 2000]) {
             Ok(0) => Some(()),
             // The fabric may send the reason first.
             Ok(_) => None,

@@ -63,7 +63,7 @@ impl RemoteHosts {
     }
 
     /// Polls all fabrics, and checks that there is no event.
-    fn turn(&self) {
+    fn poll_all(&self) {
         for fabric in &self.fabrics {
             let mut events = Vec::new();
             fabric.poll(&mut events);
@@ -76,7 +76,7 @@ impl RemoteHosts {
         client.set_nonblocking(true).unwrap();
         let (begin, mut read, mut bytes) = (Instant::now(), Vec::new(), [0; 256]);
         loop {
-            self.turn();
+            self.poll_all();
             match client.read(&mut bytes) {
                 Ok(0) => return read,
                 Ok(len) => read.extend(&bytes[..len]),

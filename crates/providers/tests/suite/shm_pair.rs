@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{Cluster, connect, remote, until};
+use common::{Cluster, connect, remote, wait_until};
 use halite_fabric::{ConnectTrouble, Event, Lane, Operation, PostCause, WorkId, WorkRequest};
 use halite_providers::{OpenError, ShmFabric};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
@@ -62,7 +62,7 @@ fn no_completion_follows_a_disconnection() {
         one.completion();
         two.fabric.disconnect(to_one);
         let mut events = Vec::new();
-        until(|| {
+        wait_until(|| {
             one.fabric.poll(&mut events);
             poster.is_finished() && events.contains(&Event::Disconnected { peer: to_two })
         });

@@ -137,44 +137,9 @@ impl Core {
                     }
                 }
                 (
-                    Handshake::Dialled { attempt, offer, port_use, .. },
-                    ControlEvent::Message(Message::Accept { offer: peer_offer, grants, hello }),
-                ) => {
-                    let (attempt, offer, port_use) = (attempt.clone(), *offer, port_use.clone());
-                    if !offer.has_ip_version_of(&peer_offer) {
-                        return self.fail(control, token, "its address is of another IP version than ours");
-                    }
-                    if agree(&offer, &peer_offer).0 != grants.is_some() {
-                        return self.refuse(control, token, "its grants do not match the offers");
-                    }
-                    let address = Some(attempt.address.clone());
-                    let is_other_host = control.own_ip(token).is_some();
-                    let connection = self.create_connection(
-                        token,
-                        (&offer, port_use),
-                        &peer_offer,
-                        (hello, address),
-                        is_other_host,
-                        now_ns,
-                    );
-                    self.install_grants(&connection, grants);
-                    let deadline_ns = self.handshake_deadline_ns();
-                    let number = attempt.number;
-                    if let Some(handshake) = control.handshake(token) {
-                        *handshake = Handshake::Agreed {
-                            connection: connection.clone(),
-                            attempt: Some(attempt),
-                            has_sent_ready: false,
-                            deadline_ns,
-                        };
-                    }
-                    if is_other_host {
-                        self.add_deadline(now_ns);
-                        self.send_early_ready(control, &connection, number);
-                    } else {
-                        self.complete_handshake(control, &connection);
-                    }
-                }
+                    Handshake::Dialled { .. },
+                    ControlEvent::Message(Message::Accept { offer, grants, hello }),
+                ) => self.handle_accept(control, token, (offer, grants, hello), now_ns),
                 (
                     Handshake::Agreed { connection, attempt: None, .. },
                     ControlEvent::Message(Message::Ready { grants }),
@@ -216,6 +181,50 @@ impl Core {
                 (_, ControlEvent::Unreachable(error)) => self.fail(control, token, &error.to_string()),
                 (_, ControlEvent::HungUp(_)) => self.fail_hung_up(control, token),
             }
+        }
+    }
+
+    /// Handles the answer of the dialled end: creates the connection, and starts to bring it up.
+    fn handle_accept(
+        &self,
+        control: &mut Control,
+        token: u64,
+        (peer_offer, grants, hello): (Offer, Option<Grants>, Vec<u8>),
+        now_ns: u64,
+    ) {
+        let is_other_host = control.own_ip(token).is_some();
+        let Some(handshake) = control.handshake(token) else { return };
+        let Handshake::Dialled { attempt, offer, port_use, .. } = handshake else { return };
+        let (attempt, offer, port_use) = (attempt.clone(), *offer, port_use.clone());
+        if !offer.has_ip_version_of(&peer_offer) {
+            return self.fail(control, token, "its address is of another IP version than ours");
+        }
+        if agree(&offer, &peer_offer).0 != grants.is_some() {
+            return self.refuse(control, token, "its grants do not match the offers");
+        }
+        let (number, dialled) = (attempt.number, Some(attempt.address.clone()));
+        let connection = self.create_connection(
+            token,
+            (&offer, port_use),
+            &peer_offer,
+            (hello, dialled),
+            is_other_host,
+            now_ns,
+        );
+        self.install_grants(&connection, grants);
+        if let Some(handshake) = control.handshake(token) {
+            *handshake = Handshake::Agreed {
+                connection: connection.clone(),
+                attempt: Some(attempt),
+                has_sent_ready: false,
+                deadline_ns: self.handshake_deadline_ns(),
+            };
+        }
+        if is_other_host {
+            self.add_deadline(now_ns);
+            self.send_early_ready(control, &connection, number);
+        } else {
+            self.complete_handshake(control, &connection);
         }
     }
 
@@ -467,19 +476,17 @@ impl Core {
             Handshake::Agreed { connection, .. } if connection.is_up() => {
                 *handshake = Handshake::Connected(connection.clone());
             }
-            Handshake::Agreed { connection, attempt, .. } if connection.address_change().is_some() => {
-                let has_dialled = attempt.is_some();
-                let reason = connection.address_change().map(|change| change.to_string()).unwrap_or_default();
-                if !has_dialled {
+            Handshake::Agreed { connection, attempt, .. } => {
+                let (own, address) = (connection.own_address, connection.address);
+                let (change, has_dialled) = (connection.address_change(), attempt.is_some());
+                let reason = change.map(|change| change.to_string()).unwrap_or_else(|| {
+                    format!(
+                        "it answers over TCP, but packets (UDP) between {own} here and {address} there do not get through; check firewalls"
+                    )
+                });
+                if change.is_some() && !has_dialled {
                     control.send(token, &Message::Refused { reason: reason.clone() });
                 }
-                self.fail(control, token, &reason);
-            }
-            Handshake::Agreed { connection, .. } => {
-                let (own, address) = (connection.own_address, connection.address);
-                let reason = format!(
-                    "it answers over TCP, but packets (UDP) between {own} here and {address} there do not get through; check firewalls"
-                );
                 self.fail(control, token, &reason);
             }
             _ => self.fail_unanswered(control, token),
