@@ -8,7 +8,6 @@
 #![allow(unsafe_code)]
 
 pub mod inherited;
-mod meeting;
 pub mod private_dir;
 pub mod refusals;
 pub mod roce;
@@ -16,7 +15,8 @@ pub mod scheduling;
 pub mod secure;
 pub mod shm;
 pub mod threads;
+mod unix_sockets;
 
-pub use meeting::{Listening, listeners, listening, peer_of};
 pub use roce::{Hosts, Mtu, RoceConfig, RoceFabric};
 pub use shm::{Fence, OpenError, ShmConfig, ShmFabric, Sleep};
+pub use unix_sockets::{Listening, listeners, listening, peer_of};

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::meeting::{BACKLOG, with_address};
+use crate::unix_sockets::{BACKLOG, with_address};
 pub use hold::DirHold;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;

@@ -83,7 +83,7 @@ struct InFlight {
     sent_ns: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Requester {
     send_queue: VecDeque<WorkRequest>,
     una: u64,
@@ -133,30 +133,14 @@ impl Requester {
     /// Creates a requester whose first packet gets the number `first`.
     pub fn new(first: u64) -> Requester {
         Requester {
-            send_queue: VecDeque::new(),
             una: first,
             next: first,
             sent_end: first,
             end: first,
-            window: 1,
-            is_granted: false,
             ack_end: first,
-            data_ranges: VecDeque::new(),
-            data_packets: 0,
-            in_flight: VecDeque::new(),
-            is_probing: false,
-            probe_is_due: false,
-            resumed_ns: 0,
-            has_gone_back: false,
-            timer_ns: None,
-            attempts: 0,
-            lease_begin_ns: 0,
-            rnr_until_ns: None,
-            rnr_attempts: 0,
-            trip: RoundTrip::default(),
-            timeouts_without_progress: 0,
+            window: 1,
             parts: 1,
-            selective: None,
+            ..Requester::default()
         }
     }
 

@@ -79,7 +79,7 @@ impl From<Refused> for Refusal {
 
 const INVALID: Refusal = Refusal::Fatal(Nak::InvalidRequest);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Responder {
     /// Number of the next packet to execute.
     expected: u64,
@@ -126,28 +126,7 @@ pub(crate) struct Responder {
 impl Responder {
     /// Creates a responder that expects `first` as the number of the peer's first packet.
     pub fn new(first: u64) -> Responder {
-        Responder {
-            expected: first,
-            first,
-            msn: 0,
-            receives: 0,
-            grant: 1,
-            message: None,
-            responses: VecDeque::new(),
-            atomics: VecDeque::new(),
-            unacknowledged: 0,
-            has_duplicate: false,
-            ack_at_ns: None,
-            ack_is_deferrable: false,
-            ack_request_ns: 0,
-            nak: None,
-            kept: KeptPackets::default(),
-            has_gap: false,
-            consecutive_early: 0,
-            early_since_ack: 0,
-            nak_ns: None,
-            final_nak: None,
-        }
+        Responder { expected: first, first, grant: 1, ..Responder::default() }
     }
 
     pub fn add_receives(&mut self, count: u32) {

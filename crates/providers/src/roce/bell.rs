@@ -30,19 +30,23 @@ use super::lock;
 /// Wakes the sleeping threads of a fabric; see the header of this file.
 #[derive(Debug)]
 pub(super) struct Bell {
+    /// The doorbell's number.
     seq: AtomicU32,
+    /// Eventfd by which [`Bell::wake`] wakes the threads of all kinds.
     eventfd: OwnedFd,
+    /// Timerfd that wakes the thread that runs timers.
     alarm: OwnedFd,
     /// Time for which the alarm was last set, in ns since the fabric was opened.
     alarm_ns: Mutex<u64>,
     /// Indexed by [`Sleeper::place`].
-    kinds: [Kind; 2],
+    kinds: [SleeperKind; 2],
     /// Index of the armed kind plus 1; 0 if none is armed.
     armed: AtomicU8,
 }
 
+/// The sleeping threads of one kind.
 #[derive(Debug)]
-struct Kind {
+struct SleeperKind {
     sleepers: Sleepers,
     /// Eventfd by which receivers wake the threads of this kind; `None` without receivers.
     receiver_event: Option<OwnedFd>,
@@ -54,14 +58,14 @@ struct Kind {
 const CONTROL: usize = 1;
 const SOURCES: usize = 2;
 
-impl Kind {
+impl SleeperKind {
     /// Watches only the source with this index, if any. Returns true if the control socket had an edge.
     fn watch(&self, sources: [BorrowedFd<'_>; 2], index: Option<usize>) -> bool {
-        let wanted = index.map_or(0, |index| index as u8 + 1);
-        let before = self.watched.swap(wanted, SeqCst);
+        let watched = index.map_or(0, |index| index as u8 + 1);
+        let before = self.watched.swap(watched, SeqCst);
         let edges = self.sleepers.take_edges_seen();
         let had_edge = |place: usize| edges & 1 << place != 0;
-        if before != 0 && before != wanted {
+        if before != 0 && before != watched {
             let place = SOURCES + usize::from(before) - 1;
             // A source is no longer watched after its edge.
             if !had_edge(place) {
@@ -87,19 +91,25 @@ impl Bell {
         let common = eventfd()?;
         let alarm =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        let kind = |sleeper| -> io::Result<Kind> {
+        let kind = |sleeper| -> io::Result<SleeperKind> {
             // Callers sleep only briefly, so the alarm wakes only the progress thread, which handles timers.
             let alarm = Some(alarm.as_fd()).filter(|_| sleeper == Sleeper::Progress);
             let receiver_event = has_receivers.then(eventfd).transpose()?;
-            let always = [common.as_fd(), control, sources[0], sources[1]];
-            let sometimes = alarm.into_iter().chain(receiver_event.as_ref().map(AsFd::as_fd));
-            let sleepers = Sleepers::new(always.into_iter().chain(sometimes))?;
+            let required = [common.as_fd(), control, sources[0], sources[1]];
+            let optional = alarm.into_iter().chain(receiver_event.as_ref().map(AsFd::as_fd));
+            let sleepers = Sleepers::new(required.into_iter().chain(optional))?;
             (0..2).for_each(|index| sleepers.watch_once(SOURCES + index, sources[index], false));
-            Ok(Kind { sleepers, receiver_event, watched: AtomicU8::new(0) })
+            Ok(SleeperKind { sleepers, receiver_event, watched: AtomicU8::new(0) })
         };
         let [first, second] = Sleeper::KINDS.map(kind);
-        let (seq, alarm_ns, armed) = (AtomicU32::new(0), Mutex::new(0), AtomicU8::new(0));
-        Ok(Bell { seq, eventfd: common, kinds: [first?, second?], armed, alarm, alarm_ns })
+        Ok(Bell {
+            seq: AtomicU32::new(0),
+            eventfd: common,
+            alarm,
+            alarm_ns: Mutex::new(0),
+            kinds: [first?, second?],
+            armed: AtomicU8::new(0),
+        })
     }
 
     /// Arms the given kind of sleeper; `None` disarms all sleepers. An armed sleeper watches the source with the given

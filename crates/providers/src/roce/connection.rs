@@ -348,17 +348,10 @@ impl Connection {
         self.awaits_answer.load(Relaxed) && !self.is_up()
     }
 
-    /// Returns the path MTU if all lanes have finished path MTU discovery; otherwise `None`.
+    /// Returns the smallest path MTU of the lanes if all lanes have finished path MTU discovery; otherwise `None`.
     pub(super) fn found_path(&self) -> Option<Mtu> {
-        let mut found = None;
-        for lane in self.lanes() {
-            if !lane.qp.knows_path() {
-                return None;
-            }
-            let mtu = lane.qp.path_mtu();
-            found = Some(found.map_or(mtu, |smallest: Mtu| smallest.min(mtu)));
-        }
-        found
+        let mtus = self.lanes().map(|lane| lane.qp.knows_path().then(|| lane.qp.path_mtu()));
+        mtus.collect::<Option<Vec<Mtu>>>()?.into_iter().min()
     }
 
     pub(super) fn start_closing(&self) {

@@ -20,8 +20,8 @@ use super::control_socket::{ControlEvent, ControlSocket};
 use super::greeting::{LaneOffer, Message, Offer};
 use super::ports::PortUse;
 use super::{Hosts, LANES, Mtu, RoceConfig};
-use crate::meeting::Listener;
 use crate::refusals::Refusals;
+use crate::unix_sockets::Listener;
 
 /// Epoll tokens of the listeners; the tokens of links follow.
 const UNIX_LISTENER: u64 = 0;
@@ -127,20 +127,17 @@ impl Control {
         for port in hosts.iter().flat_map(|hosts| &hosts.ports) {
             epoll::add(&epoll, port, epoll::EventData::new_u64(TCP_LISTENER), epoll::EventFlags::IN)?;
         }
-        let (hosts, links, qpns) = (hosts.cloned(), BTreeMap::new(), BTreeSet::new());
-        let (failed, postponed) = (Vec::new(), Vec::new());
-        let (listener, refusals) = (Some(listener), Refusals::default());
         Ok(Control {
-            listener,
-            hosts,
+            listener: Some(listener),
+            hosts: hosts.cloned(),
             epoll,
-            links,
+            links: BTreeMap::new(),
             token_last: TCP_LISTENER,
             attempt_last: 0,
-            qpns,
-            failed,
-            postponed,
-            refusals,
+            qpns: BTreeSet::new(),
+            failed: Vec::new(),
+            postponed: Vec::new(),
+            refusals: Refusals::default(),
             has_warned_about_secrets: false,
         })
     }

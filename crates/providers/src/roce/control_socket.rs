@@ -11,8 +11,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::greeting::{MESSAGE_BYTES_MAX, Message};
-use crate::meeting;
 use crate::secure::{BadChannel, Channel, FIRST_BYTES_MAX, Secrets};
+use crate::unix_sockets;
 
 const _: () =
     assert!(MESSAGE_BYTES_MAX <= FIRST_BYTES_MAX, "a greeting fits into the channel's first message");
@@ -57,7 +57,7 @@ pub(super) enum ControlEvent {
 impl ControlSocket {
     /// Connects to a Unix socket of this host.
     pub(super) fn dial_path(path: &Path) -> io::Result<ControlSocket> {
-        Ok(ControlSocket::to_process(meeting::connect(path)?))
+        Ok(ControlSocket::to_process(unix_sockets::connect(path)?))
     }
 
     /// Starts to connect to another host. A later call of [`ControlSocket::receive`] reports a failure.
@@ -180,10 +180,10 @@ impl AsFd for ControlSocket {
 
 /// Returns a pidfd of the process at the other end of a Unix socket; `None` if it is unknown or has closed the socket.
 fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
-    if let Some(process) = meeting::peer_pidfd(socket) {
+    if let Some(process) = unix_sockets::peer_pidfd(socket) {
         return Some(process);
     }
-    let pid = meeting::peer_pid(socket).ok()??;
+    let pid = unix_sockets::peer_pid(socket).ok()??;
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
     // While the other end is open, its process runs, so the kernel cannot have reused its pid.
     (!is_ready(socket, PollFlags::RDHUP | PollFlags::HUP)).then_some(process)

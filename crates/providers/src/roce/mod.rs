@@ -9,7 +9,7 @@
 //! ```
 //!
 //! [`halite_rnic`] is the adapter, and this module is its driver. By default the fabric has no threads. A post sends
-//! packets. A poll receives and answers packets, runs timers, accepts peers and detects that peers have gone. Callers
+//! packets. A poll receives and answers packets, runs timers, accepts peers and detects the ends of connections. Callers
 //! sleep on the sockets. With [`RoceConfig::receivers`], threads of the fabric receive and answer packets.
 //!
 //! **Trains** are sequences of packets that one system call sends (UDP_SEGMENT).

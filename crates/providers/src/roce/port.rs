@@ -180,9 +180,17 @@ impl Port {
         }
         BYTES.with_borrow_mut(|bytes| {
             let packets_max = if singly { 1 } else { self.train_packets_max() };
-            let (len, segment, packets, refused) = (0, 0, 0, 0);
-            let mut train =
-                Train { port: self, flow, ends, bytes, packets_max, len, segment, packets, refused };
+            let mut train = Train {
+                port: self,
+                flow,
+                ends,
+                bytes,
+                packets_max,
+                len: 0,
+                segment: 0,
+                packets: 0,
+                refused: 0,
+            };
             while let Some(len) = next(train.room(packet_bytes_max)) {
                 train.add(len);
             }
@@ -445,9 +453,8 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new() -> Batch {
-        let bytes = vec![0; BATCH_MAX * RECEIVED_BYTES_MAX].into_boxed_slice();
         Batch {
-            bytes,
+            bytes: vec![0; BATCH_MAX * RECEIVED_BYTES_MAX].into_boxed_slice(),
             metas: [RecvMeta::default(); BATCH_MAX],
             count: 0,
             full_in_a_row: 0,

@@ -38,8 +38,12 @@ pub(super) struct Sharing {
 
 impl Sharing {
     pub(super) fn new(room: Room) -> Sharing {
-        let (rebalanced_ns, has_waiters) = (AtomicU64::new(0), AtomicBool::new(false));
-        Sharing { room, members: Mutex::default(), rebalanced_ns, has_waiters }
+        Sharing {
+            room,
+            members: Mutex::default(),
+            rebalanced_ns: AtomicU64::new(0),
+            has_waiters: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn join(&self, connection: &Arc<Connection>) {

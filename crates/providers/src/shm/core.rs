@@ -26,8 +26,8 @@ use super::send_port::FabricNumber;
 use super::shortage::LinkError;
 use super::withdrawn::Withdrawn;
 use super::{ShmConfig, Sleep, lock, write};
-use crate::meeting::Listener;
 use crate::refusals::Refusals;
+use crate::unix_sockets::Listener;
 
 /// The state of one fabric; the header of this file gives the lock order.
 #[derive(Debug)]

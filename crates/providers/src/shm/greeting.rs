@@ -15,7 +15,7 @@ use rustix::fs::OFlags;
 
 use super::RING_BYTES_MAX;
 use super::peer::Process;
-use crate::meeting;
+use crate::unix_sockets;
 
 /// A checked [`super::wire::Message::Hello`].
 #[derive(Debug)]
@@ -75,9 +75,9 @@ impl Greeting {
 /// Checks that the pidfd refers to the process that the kernel reports at the other end of the socket. Without this
 /// check, a peer could make this process watch, and kill, another process.
 fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadGreeting> {
-    let Some(pid) = meeting::peer_pid(socket)? else {
+    let Some(pid) = unix_sockets::peer_pid(socket)? else {
         // The peer has no pid in this namespace, so the check is impossible: use a pidfd from the kernel instead.
-        let pidfd = meeting::peer_pidfd(socket).ok_or(BadGreeting::ForeignNamespace)?;
+        let pidfd = unix_sockets::peer_pidfd(socket).ok_or(BadGreeting::ForeignNamespace)?;
         return Ok(Process { pid: None, pidfd });
     };
     if pid_of(&pidfd)? != Some(pid) {

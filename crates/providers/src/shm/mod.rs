@@ -64,8 +64,8 @@ use self::link::Link;
 use self::peer::Peer;
 use self::post::Access;
 use self::shortage::LinkError;
-use crate::meeting;
 use crate::threads;
+use crate::unix_sockets;
 
 use self::withdrawn::NO_LINK;
 
@@ -457,7 +457,7 @@ impl ShmFabric {
         }
         // Joining an absolute path yields that path.
         let path = self.core.config.dir.join(address);
-        let socket = meeting::connect(&path)?;
+        let socket = unix_sockets::connect(&path)?;
         let dialled = Some(address.to_owned());
         Ok(Link::open(&self.core, Arc::new(socket), dialled, hello)?)
     }

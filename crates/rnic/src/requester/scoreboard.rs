@@ -78,7 +78,7 @@ enum Stream {
 }
 
 /// The unacknowledged packets, from `una` on.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Scoreboard {
     una: u64,
     entries: VecDeque<Entry>,
@@ -119,22 +119,8 @@ pub(super) struct Progress {
 
 impl Scoreboard {
     pub fn new(una: u64) -> Scoreboard {
-        Scoreboard {
-            una,
-            entries: VecDeque::new(),
-            candidates: Default::default(),
-            lost: BTreeSet::new(),
-            executed_end: una,
-            order_next: 0,
-            order_arrived: None,
-            in_flight: 0,
-            unanswered: 0,
-            reorder_threshold: REORDER_THRESHOLD_MIN,
-            late_ns: 0,
-            overtaken_ns: 0,
-            losses: 0,
-            progress: Progress::default(),
-        }
+        let reorder_threshold = REORDER_THRESHOLD_MIN;
+        Scoreboard { una, executed_end: una, reorder_threshold, ..Scoreboard::default() }
     }
 
     pub fn in_flight(&self) -> u32 {

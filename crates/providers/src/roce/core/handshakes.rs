@@ -20,7 +20,7 @@ use super::{Core, NEVER};
 
 /// Maximum number of connections that one poll accepts.
 const ACCEPTED_MAX: usize = 64;
-/// Maximum number of batches received after a peer has gone, to find its last messages.
+/// Maximum number of batches received after the end of a connection, to find the last packets of the peer.
 const LAST_BATCHES_MAX: usize = 64;
 /// Maximum number of outstanding reads and atomics of a lane, and of outstanding packets of their responses. A path
 /// with a long delay holds about as many.
