@@ -117,7 +117,7 @@ impl Path {
 
     /// Uses `mtu`, the path MTU that an earlier connection to the same host found, until the first search finishes.
     // [ROCE-PATH-5]
-    pub fn expect(&mut self, mtu: Mtu) {
+    pub fn set_initial_mtu(&mut self, mtu: Mtu) {
         if !self.is_known {
             self.found = mtu.min(self.agreed);
         }

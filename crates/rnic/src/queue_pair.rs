@@ -161,7 +161,7 @@ impl QueuePair {
     /// Uses `mtu`, the path MTU that an earlier connection to the peer's host found, until path MTU discovery finishes.
     pub fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
         if let Some(path) = &mut self.path {
-            path.expect(mtu);
+            path.set_initial_mtu(mtu);
         }
         self.update_path(now_ns);
     }

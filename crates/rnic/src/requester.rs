@@ -120,7 +120,7 @@ pub(crate) struct Requester {
     rnr_until_ns: Option<u64>,
     /// Consecutive RNR NAKs for the same packet.
     rnr_attempts: u32,
-    trip: RoundTrip,
+    round_trip: RoundTrip,
     /// Timeouts since `una` last advanced.
     timeouts_without_progress: u32,
     /// Number of parts of the longest packet.
@@ -330,7 +330,7 @@ impl Requester {
             self.lease_begin_ns = now_ns;
         }
         if sequence >= self.sent_end && (returns_data || requests_ack) {
-            self.trip.start_timing(now_ns, sequence);
+            self.round_trip.start_timing(now_ns, sequence);
         }
         self.next = sequence + numbers;
         self.in_flight.push_back(InFlight { first: sequence, end: self.next, sent_ns: now_ns });
@@ -347,7 +347,7 @@ impl Requester {
     /// Returns the current retransmission timeout.
     fn timeout_ns(&self, config: &Config) -> u64 {
         match config.retry {
-            Retry::Lease(_) => self.trip.timeout_ns(self.attempts),
+            Retry::Lease(_) => self.round_trip.timeout_ns(self.attempts),
             Retry::Count { timeout, .. } => nanoseconds(timeout),
         }
     }
@@ -464,8 +464,8 @@ impl Requester {
 
     /// Adopts an upper bound of the round trip, in ns, until the first sample.
     pub fn expect_round_trip(&mut self, ns: u64) {
-        if self.trip.smoothed_ns().is_none() {
-            self.trip.set_initial_bound(ns);
+        if self.round_trip.smoothed_ns().is_none() {
+            self.round_trip.set_initial_bound(ns);
             self.timer_ns = self.timer_ns.map(|at_ns| at_ns.saturating_add(ns));
         }
     }
@@ -639,7 +639,7 @@ impl Requester {
         self.timeouts_without_progress = 0;
         self.rnr_attempts = 0;
         self.lease_begin_ns = now_ns;
-        self.trip.finish_timing(now_ns, self.una);
+        self.round_trip.finish_timing(now_ns, self.una);
         self.timer_ns = self.in_flight.front().map(|oldest| {
             // A packet's timeout counts from its send time; that of a partly arrived response, from its last packet.
             let since_ns = if oldest.first < self.una { now_ns } else { oldest.sent_ns.max(self.resumed_ns) };
@@ -657,7 +657,7 @@ impl Requester {
         self.has_gone_back = true;
         self.probe_is_due = false;
         self.timer_ns = None;
-        self.trip.cancel_timing();
+        self.round_trip.cancel_timing();
     }
 
     /// Goes back N after a report of a missing packet. Shortens the next timeout, because the peer evidently responds.
@@ -713,7 +713,7 @@ impl Requester {
                 self.probe_is_due = true;
                 // A retransmitted packet may have been lost again.
                 self.has_gone_back = false;
-                self.trip.cancel_timing();
+                self.round_trip.cancel_timing();
             }
             // A hardware adapter sends only one NAK for a gap.
             Retry::Count { .. } => self.go_back(),
@@ -737,7 +737,8 @@ impl Requester {
     /// long path, also returns true after the first one, because three could take most of the lease.
     // [ROCE-PATH-4]
     pub fn is_stuck(&self, config: &Config) -> bool {
-        let is_long = self.trip.timeout_ns(0) > TIMEOUT_NS_MAX && matches!(config.retry, Retry::Lease(_));
+        let is_long =
+            self.round_trip.timeout_ns(0) > TIMEOUT_NS_MAX && matches!(config.retry, Retry::Lease(_));
         let timeouts = self.timeouts_without_progress;
         timeouts.is_multiple_of(3) && (timeouts / 3).is_power_of_two() || is_long && timeouts == 1
     }
@@ -772,11 +773,11 @@ impl Requester {
 
     /// Returns the current round trip or, before the first sample, its upper bound, in ns.
     pub fn expected_round_trip_ns(&self) -> Option<u64> {
-        self.trip.current_ns().or(self.trip.bound_ns())
+        self.round_trip.current_ns().or(self.round_trip.bound_ns())
     }
 
     pub fn round_trip_ns(&self) -> Option<u64> {
-        self.trip.current_ns()
+        self.round_trip.current_ns()
     }
 
     /// Returns the maximum number of packets in flight.

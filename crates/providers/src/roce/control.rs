@@ -351,7 +351,7 @@ impl Control {
     }
 
     /// Returns true if a link of the attempt exists, or if the attempt is postponed.
-    pub(super) fn is_trying(&self, number: u64) -> bool {
+    pub(super) fn is_attempt_active(&self, number: u64) -> bool {
         !self.links_of_attempt(number).is_empty()
             || self.postponed.iter().any(|(_, other)| other.number == number)
     }

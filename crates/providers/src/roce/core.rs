@@ -367,30 +367,27 @@ impl Core {
             };
             let mut outcome = Outcome::default();
             let was_up = connection.is_up();
-            let (is_answered, mut has_resumed, mut is_from_peer);
-            {
-                let mut lane = connection.lane(index);
-                is_from_peer = self.handle_packet(&connection, &mut lane, now_ns, &clock, (meta, packet));
-                while let Some(next) = packets.next_if(|(_, next)| dest_qp(next) == qpn) {
-                    is_from_peer |= self.handle_packet(&connection, &mut lane, now_ns, &clock, next);
-                }
-                has_resumed = lane.take_has_begun();
-                if has_resumed && !lane.has_heard_requests() {
-                    // The answer to a probe contains the peer's share; an earlier rebalance saves the peer a round
-                    // trip.
-                    drop(lane);
-                    self.rebalance_if_due(&port.sharing, has_resumed, now_ns);
-                    has_resumed = false;
-                    lane = connection.lane(index);
-                }
-                // With arrival times, the ends measure the network's delay, which needs the exact send time.
-                let send_ns = if clock.is_known() { self.now_ns() } else { now_ns };
-                self.advance_lane(&connection, &mut lane, send_ns, held_acks.is_some(), &mut outcome);
-                is_answered = lane.qp().is_path_answered();
-                if let Some(held_acks) = held_acks.as_deref_mut().filter(|_| lane.holds_ack(send_ns)) {
-                    held_acks.push((connection.clone(), index));
-                }
+            let mut lane = connection.lane(index);
+            let mut is_from_peer = self.handle_packet(&connection, &mut lane, now_ns, &clock, (meta, packet));
+            while let Some(next) = packets.next_if(|(_, next)| dest_qp(next) == qpn) {
+                is_from_peer |= self.handle_packet(&connection, &mut lane, now_ns, &clock, next);
             }
+            let mut has_resumed = lane.take_has_begun();
+            if has_resumed && !lane.has_heard_requests() {
+                // The answer to a probe contains the peer's share; an earlier rebalance saves the peer a round trip.
+                drop(lane);
+                self.rebalance_if_due(&port.sharing, has_resumed, now_ns);
+                has_resumed = false;
+                lane = connection.lane(index);
+            }
+            // With arrival times, the ends measure the network's delay, which needs the exact send time.
+            let send_ns = if clock.is_known() { self.now_ns() } else { now_ns };
+            self.advance_lane(&connection, &mut lane, send_ns, held_acks.is_some(), &mut outcome);
+            let is_answered = lane.qp().is_path_answered();
+            if let Some(held_acks) = held_acks.as_deref_mut().filter(|_| lane.holds_ack(send_ns)) {
+                held_acks.push((connection.clone(), index));
+            }
+            drop(lane);
             if is_from_peer {
                 received.is_from_peer = true;
                 self.rebalance_if_due(&port.sharing, has_resumed, now_ns);

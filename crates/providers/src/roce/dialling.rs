@@ -180,7 +180,7 @@ impl Core {
     pub(super) fn dial_postponed(&self, control: &mut Control, now_ns: u64) {
         for attempt in control.take_postponed(now_ns) {
             let (number, address) = (attempt.number, attempt.address.clone());
-            if self.dial_next(control, attempt).is_err() && !control.is_trying(number) {
+            if self.dial_next(control, attempt).is_err() && !control.is_attempt_active(number) {
                 self.report_connect_failure(address, HUNG_UP.to_owned(), ConnectTrouble::Theirs);
             }
         }
@@ -198,7 +198,7 @@ impl Core {
         };
         let (number, address) = (attempt.number, attempt.address.clone());
         let has_next = self.dial_next(control, attempt).is_ok();
-        if !has_next && !control.is_trying(number) {
+        if !has_next && !control.is_attempt_active(number) {
             self.report_connect_failure(address, reason.to_owned(), trouble);
         }
     }

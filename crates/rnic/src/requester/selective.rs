@@ -207,8 +207,8 @@ impl Requester {
             && (work.request.signalled && piece.is_end
                 || sequence + 1 - self.ack_end.min(sequence) >= quarter
                 || lost.is_some()
-                || self.trip.needs_sample(now_ns));
-        let (wants_response, trip_ns) = (returns_data || ack_request, self.trip.smoothed_ns());
+                || self.round_trip.needs_sample(now_ns));
+        let (wants_response, trip_ns) = (returns_data || ack_request, self.round_trip.smoothed_ns());
         // [ROCE-CC-2]
         if let Some(pace) = selective.pace(config, granted, trip_ns, parts) {
             selective.paced_until_ns = selective.pacer.wait_until(now_ns, pace);
@@ -231,7 +231,7 @@ impl Requester {
         self.sent_end = self.next;
         if wants_response {
             self.ack_end = self.ack_end.max(end);
-            self.trip.on_response_requested(now_ns);
+            self.round_trip.on_response_requested(now_ns);
         }
         let timeout_ns = self.timeout_ns(config);
         self.timer_ns.get_or_insert(now_ns.saturating_add(timeout_ns));
@@ -299,7 +299,7 @@ impl Requester {
         sequence: u64,
         packet: &Packet<'_>,
     ) -> Result<(), Failure> {
-        let (now_ns, trip_ns) = (step.now_ns, self.trip.min_ns());
+        let (now_ns, trip_ns) = (step.now_ns, self.round_trip.min_ns());
         let tells_wait =
             |aeth: &AethRepr| step.config.tells_waits && matches!(aeth.syndrome, Syndrome::Ack(_));
         let waited_ns = packet.headers.aeth().filter(tells_wait).map_or(0, |aeth| aeth.waited_ns());
@@ -378,7 +378,7 @@ impl Requester {
             step.counters.malformed += 1;
             return None;
         }
-        let trip_ns = self.trip.min_ns();
+        let trip_ns = self.round_trip.min_ns();
         let scoreboard = &mut self.selective.as_mut()?.scoreboard;
         if !scoreboard.handle_response(step.now_ns, trip_ns, sequence) {
             step.counters.duplicates += 1;
@@ -395,7 +395,7 @@ impl Requester {
         if sequence < self.una {
             return;
         }
-        let (index, trip_ns) = (self.index_of(sequence), self.trip.min_ns());
+        let (index, trip_ns) = (self.index_of(sequence), self.round_trip.min_ns());
         let work = &mut self.send_queue[index];
         if !matches!(work.request.operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. }) {
             step.counters.malformed += 1;
@@ -432,9 +432,9 @@ impl Requester {
         // The difference excludes scheduling delays at both ends.
         let network_ns = sent_ns.map(|sent_ns| arrived_ns.saturating_sub(sent_ns + waited_ns));
         if let Some(trip_ns) = trip_ns {
-            self.trip.add_sample(trip_ns);
+            self.round_trip.add_sample(trip_ns);
         } else if let Some(sent_ns) = progress.first_sent_ns.filter(|_| was_silent) {
-            self.trip.add_bound(now_ns.saturating_sub(sent_ns), attempts);
+            self.round_trip.add_bound(now_ns.saturating_sub(sent_ns), attempts);
         }
         let mut lost = self.find_lost(now_ns);
         let (parts, granted) = (self.parts, self.window.min(step.config.window_packets_max));
@@ -462,7 +462,7 @@ impl Requester {
     }
 
     pub(super) fn find_lost(&mut self, now_ns: u64) -> u32 {
-        let trip_ns = self.trip.smoothed_ns().unwrap_or(0);
+        let trip_ns = self.round_trip.smoothed_ns().unwrap_or(0);
         let Some(selective) = &mut self.selective else { return 0 };
         // As in RACK (RFC 8985): an overtaken packet counts as lost a quarter of a round trip after it was due, or
         // later on a path that has delayed packets.
