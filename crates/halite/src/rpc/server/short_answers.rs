@@ -143,11 +143,8 @@ impl Rpc {
     /// Writes a long output to the slot, at the offset that follows the header of a reply.
     fn write_output(&self, to: &ReplyTo, output: &[u8]) -> Result<(), PostCause> {
         let Some(peer) = to.link().peer() else { unreachable!("this node itself needs no lines") };
-        let source = self.poster.source(to.link(), peer, output)?;
-        let operation =
-            Operation::Write { local: source.local, remote: offset_by(to.at, REPLY_HEADER_BYTES as u64) };
-        let written = self.poster.post(peer, source.id, operation);
-        written.inspect_err(|_| self.poster.give_back(&source))
+        let remote = offset_by(to.at, REPLY_HEADER_BYTES as u64);
+        self.poster.post_joined(to.link(), peer, &[output], |local| Operation::Write { local, remote })
     }
 
     /// Notifies a caller that has stopped polling.

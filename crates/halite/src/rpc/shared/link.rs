@@ -155,6 +155,13 @@ impl Link {
         drop((outbound, of_inbound));
     }
 
+    /// Returns true if a post copies its bytes to the peer's memory before it returns: the fabric takes sources of any
+    /// length inline.
+    #[inline]
+    pub(in crate::rpc) fn copies_at_post(&self) -> bool {
+        self.inline_bytes_max == usize::MAX
+    }
+
     /// Returns the peer; `None` for the link from a node to itself.
     #[inline]
     pub(in crate::rpc) fn peer(&self) -> Option<PeerId> {

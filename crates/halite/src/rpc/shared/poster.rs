@@ -47,12 +47,6 @@ pub(in crate::rpc) enum Attempt {
     Retry,
 }
 
-/// Bytes to be posted, and the id of their work request.
-pub(in crate::rpc) struct Source<'b> {
-    pub(in crate::rpc) id: WorkId,
-    pub(in crate::rpc) local: Local<'b>,
-}
-
 impl Poster {
     pub(in crate::rpc) fn new(fabric: Arc<dyn Fabric>, posted: Arc<InFlight>) -> Poster {
         Poster {
@@ -80,7 +74,7 @@ impl Poster {
         self.fabric.post(peer, CALLS, &[work_request(id, operation)]).map_err(|error| error.cause)
     }
 
-    /// Writes `head`, then `rest`, to `at`; as one write if both together are short.
+    /// Writes `head`, and `rest` behind it, to `at`, and notifies the peer with `imm` after both.
     pub(crate) fn post_parts(
         &self,
         link: &Link,
@@ -91,36 +85,60 @@ impl Poster {
     ) -> Result<(), PostCause> {
         let Target::Peer(peer) = link.target else { unreachable!("this node itself needs no fabric") };
         let len = head[0].len() + head[1].len() + rest.len();
+        let parts = [head[0], head[1], rest];
         if len <= LINE_BYTES && len <= link.inline_bytes_max {
-            return self.post_whole(peer, at, [0; LINE_BYTES], [head[0], head[1], rest], imm);
+            return self.post_whole(peer, at, [0; LINE_BYTES], parts, imm);
         }
         if len <= PART_BYTES_MAX && len <= link.inline_bytes_max {
-            return self.post_whole(peer, at, [0; PART_BYTES_MAX], [head[0], head[1], rest], imm);
+            return self.post_whole(peer, at, [0; PART_BYTES_MAX], parts, imm);
         }
-        self.post_separately(link, peer, at, &head.concat(), rest, imm)
+        if link.copies_at_post() {
+            return self.post_separately(peer, at, &head.concat(), rest, imm);
+        }
+        self.post_joined(link, peer, &parts, |local| Operation::WriteImm { local, remote: at, imm })
     }
 
-    /// Posts `rest` first, then `head` with the immediate, as two writes.
-    fn post_separately(
+    /// Posts an operation on the joined `parts`: inline, or, if they are too long, from registered memory that is kept until
+    /// the completion.
+    pub(in crate::rpc) fn post_joined(
         &self,
         link: &Link,
+        peer: PeerId,
+        parts: &[&[u8]],
+        operation: impl for<'b> FnOnce(Local<'b>) -> Operation<'b>,
+    ) -> Result<(), PostCause> {
+        let len = parts.iter().map(|part| part.len()).sum::<usize>();
+        if len <= link.inline_bytes_max {
+            return self.post(peer, CALL_WORK, operation(Local::Inline(&parts.concat())));
+        }
+        // Without memory, the post is retried as one that finds the queue full.
+        let block = self.allocate(len as u64).ok_or(PostCause::QueueFull)?;
+        let mut begin = 0;
+        for part in parts {
+            block.window().write(begin, part).expect("the block is as long as the parts");
+            begin += part.len() as u64;
+        }
+        let operation = operation(block.local());
+        let id = self.posted.keep(peer, Box::new(block));
+        self.post(peer, id, operation).inspect_err(|_| self.posted.release(id))
+    }
+
+    /// Posts `rest` first, then `head` with the immediate, as two writes, which need no copy that joins them.
+    fn post_separately(
+        &self,
         peer: PeerId,
         at: RemoteAddress,
         head: &[u8],
         rest: &[u8],
         imm: u32,
     ) -> Result<(), PostCause> {
-        let payload = self.source(link, peer, rest)?;
-        let header = self.source(link, peer, head).inspect_err(|_| self.give_back(&payload))?;
-        let to_rest = Operation::Write { local: payload.local, remote: offset_by(at, head.len() as u64) };
-        let to_head = Operation::WriteImm { local: header.local, remote: at, imm };
-        let requests = [work_request(payload.id, to_rest), work_request(header.id, to_head)];
+        let remote = offset_by(at, head.len() as u64);
+        let to_rest = Operation::Write { local: Local::Inline(rest), remote };
+        let to_head = Operation::WriteImm { local: Local::Inline(head), remote: at, imm };
+        let requests = [to_rest, to_head].map(|operation| work_request(CALL_WORK, operation));
         // An empty `rest` needs no write.
         let first = usize::from(rest.is_empty());
-        self.fabric.post(peer, CALLS, &requests[first..]).map_err(|error| {
-            [payload, header][first + error.posted..].iter().for_each(|source| self.give_back(source));
-            error.cause
-        })
+        self.fabric.post(peer, CALLS, &requests[first..]).map_err(|error| error.cause)
     }
 
     /// Copies `parts` together into `whole`, and posts them as one write. The size `N` is close to their length,
@@ -161,31 +179,6 @@ impl Poster {
         let remote = offset_by(at, u64::from(index) * LINE_BYTES as u64);
         let operation = Operation::WriteImm { local, remote, imm: imm.emit() };
         self.post(peer, CALL_WORK, operation)
-    }
-
-    /// Prepares `bytes` for posting: inline, or, if they are too long, in registered memory that is kept until the
-    /// completion.
-    pub(in crate::rpc) fn source<'b>(
-        &self,
-        link: &Link,
-        peer: PeerId,
-        bytes: &'b [u8],
-    ) -> Result<Source<'b>, PostCause> {
-        if bytes.len() <= link.inline_bytes_max {
-            return Ok(Source { id: CALL_WORK, local: Local::Inline(bytes) });
-        }
-        // Without memory, the post is retried as one that finds the queue full.
-        let block = self.allocate(bytes.len() as u64).ok_or(PostCause::QueueFull)?;
-        block.window().write(0, bytes).expect("the block is as long");
-        let local = block.local();
-        Ok(Source { id: self.posted.keep(peer, Box::new(block)), local })
-    }
-
-    /// Releases the memory of a source that the fabric did not take.
-    pub(in crate::rpc) fn give_back(&self, source: &Source<'_>) {
-        if source.id != CALL_WORK {
-            self.posted.release(source.id);
-        }
     }
 
     /// Disconnects a peer if `handled` says that the peer violates the protocol.
