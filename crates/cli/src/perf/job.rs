@@ -106,7 +106,7 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
         (args.populate, "--populate applies only to alloc_lat"),
         (is_together, "--window and --batch apply only to rpc_rate, read_bw and write_bw"),
         (args.lend, "--lend applies only to rpc_rate"),
-        (args.reply_size.is_some(), "--reply-size applies only to rpc_lat and rpc_rate"),
+        (args.reply_size.is_some(), "--reply-size applies only to rpc_lat, rpc_rate and fan_in"),
         (args.rate.is_some(), "--rate applies only to rpc_load"),
         (
             !is_access_or_region && (args.is_random() || args.completion),

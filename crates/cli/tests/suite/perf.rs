@@ -131,6 +131,7 @@ fn many_clients_share_one_server() {
         "--verb read",
         "--verb write",
         "--verb call",
+        "--verb call --reply-size 5000",
         "--initiator server",
         "--initiator server --verb write",
         "--initiator server --verb write --workload rounds",
@@ -166,7 +167,7 @@ fn contradicting_flags_are_refused() {
         ("perf rpc_rate --window 4 --batch 8", "4 is not a multiple of 8"),
         ("perf rpc_load -s 16", "this test has no sizes"),
         ("perf cas_lat -a", "this test has no sizes"),
-        ("perf read_lat --reply-size 8", "--reply-size applies only to rpc_lat and rpc_rate"),
+        ("perf read_lat --reply-size 8", "--reply-size applies only to rpc_lat, rpc_rate and fan_in"),
         ("perf fetch_add_lat --rate 5", "--rate applies only to rpc_load"),
         ("perf fan_in --clients 0", "--clients must be from 1 to 1000000"),
         (
@@ -176,6 +177,9 @@ fn contradicting_flags_are_refused() {
         ("perf fan_in --clients 10001 --mode grouped", "--clients must be from 1 to 10000"),
         ("perf fan_in --workload rounds", "--workload rounds needs --initiator server"),
         ("perf fan_in -s 2K", "-s must be from 1 to 1024 bytes"),
+        ("perf fan_in -t 2", "fan_in has its own processes, threads and sizes"),
+        ("perf fan_in --reply-size 8", "--reply-size needs --verb call"),
+        ("perf fan_in --verb call --reply-size 65537", "--reply-size must be from 1 to 65536 bytes"),
         (
             "perf fan_in --initiator server --verb call",
             "--initiator server reads or writes memory of the clients",

@@ -15,8 +15,8 @@ use hdrhistogram::Histogram;
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
 use super::turns::Turns;
 use super::{
-    Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, Mode, PATIENCE, RKEY, Request, Verb, Workload, byte_at,
-    latencies, reply,
+    ADDRESS_BYTES, Answer, BYTES_MAX, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, Mode, PATIENCE, RKEY, Request,
+    Verb, Workload, address_in, byte_at, latencies, reply,
 };
 use crate::perf::measure::thread_cpu;
 
@@ -24,6 +24,9 @@ use crate::perf::measure::thread_cpu;
 const SOCKETS: u32 = 8;
 /// Number of clients that one request to the server process admits.
 const ADMITTED_AT_ONCE: u32 = 10_000;
+/// Ids of the request of an operation, and of the read of an answer that is longer than a packet.
+const FIRST: u64 = 0;
+const SECOND: u64 = 1;
 /// Interval between two checks for packets to retransmit.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -33,6 +36,8 @@ pub struct Plan {
     pub verb: Verb,
     pub clients: u32,
     pub size: u64,
+    /// Length of the answers to calls; `None` if it is that of the call.
+    pub reply_size: Option<u64>,
     /// Port of the server.
     pub port: u16,
 }
@@ -40,6 +45,7 @@ pub struct Plan {
 /// The clients, and the state that they share.
 pub struct Crowd {
     size: u64,
+    reply_size: Option<u64>,
     workload: Workload,
     verb: Verb,
     lanes: Vec<Lane>,
@@ -110,6 +116,7 @@ impl Crowd {
             .context("cannot open sockets")?;
         let mut crowd = Crowd {
             size: plan.size,
+            reply_size: plan.reply_size,
             workload: plan.workload,
             verb: plan.verb,
             clients: Vec::new(),
@@ -253,7 +260,10 @@ impl Crowd {
         let places = MEMORY_BYTES / self.size;
         match self.verb {
             Verb::Read => self.to_read.pop().unwrap_or_else(|| self.random.u64(..places) * self.size),
-            Verb::Call => self.random.u64(..places) * self.size,
+            Verb::Call => {
+                let len = self.size.max(self.reply_size.unwrap_or(0));
+                self.random.u64(..MEMORY_BYTES / len) * len
+            }
             Verb::Write => {
                 let address = u64::from(client) % places * self.size;
                 self.written.insert(address);
@@ -268,10 +278,27 @@ impl Crowd {
         (address..address + self.size).map(|address| byte_at(address) ^ flip).collect()
     }
 
+    /// Returns a call: the address of the answer, if it has a length of its own, and further bytes.
+    fn call(&self, address: u64) -> Vec<u8> {
+        let mut bytes = self.expected(address);
+        if self.reply_size.is_some() {
+            bytes[..ADDRESS_BYTES as usize].copy_from_slice(&address.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Returns the answer to a call.
+    fn answer(&self, address: u64) -> Vec<u8> {
+        match self.reply_size {
+            Some(len) => (address..address + len).map(byte_at).collect(),
+            None => reply(&self.call(address)),
+        }
+    }
+
     fn begin(&mut self, client: u32) {
         let address = self.place(client);
         let size = self.size as usize;
-        let expected = self.expected(address);
+        let bytes = if self.verb == Verb::Call { self.call(address) } else { self.expected(address) };
         // Each client has its own place for the bytes that it reads, as long as there are enough places.
         let local = Local { key: RKEY, address: u64::from(client) * self.size % (MEMORY_BYTES - self.size) };
         let state = &mut self.clients[client as usize];
@@ -280,17 +307,17 @@ impl Crowd {
             Kind::Stateless(requester) => {
                 let work = match self.verb {
                     Verb::Read => Work::Read { address, len: size },
-                    Verb::Write => Work::Write { address, bytes: expected },
-                    Verb::Call => Work::Call { bytes: expected },
+                    Verb::Write => Work::Write { address, bytes },
+                    Verb::Call => Work::Call { bytes },
                 };
-                requester.post(0, work).expect("a client has one operation at a time");
+                requester.post(FIRST, work).expect("a client has one operation at a time");
             }
             Kind::Stateful(qp) => {
                 let remote = Remote { rkey: RKEY, address };
                 let operation = match self.verb {
                     Verb::Read => Operation::Read { local, remote, len: size as u32 },
-                    Verb::Write => Operation::Write { source: Source::Inline(expected), remote, imm: None },
-                    Verb::Call => Operation::Send { bytes: expected, imm: None },
+                    Verb::Write => Operation::Write { source: Source::Inline(bytes), remote, imm: None },
+                    Verb::Call => Operation::Send { bytes, imm: None },
                 };
                 let request = QpRequest { id: local.address, operation, signalled: true, solicited: true };
                 qp.post(request).expect("a client has one operation at a time");
@@ -381,17 +408,24 @@ impl Crowd {
         let size = self.size as usize;
         let state = &mut self.clients[client as usize];
         let bytes = match &mut state.requester {
-            Kind::Stateless(requester) => match requester.poll_done().map(|done| done.outcome) {
+            Kind::Stateless(requester) => match requester.poll_done().map(|done| (done.id, done.outcome)) {
                 None => return Ok(0),
-                Some(Outcome::Success(bytes)) => bytes,
+                Some((FIRST, Outcome::Success(bytes))) if let Some(len @ BYTES_MAX..) = self.reply_size => {
+                    let address = address_in(&bytes).context("an answer tells no address")?;
+                    let work = Work::Read { address, len: len as usize };
+                    requester.post(SECOND, work).expect("a client has one operation at a time");
+                    self.transmit(client);
+                    return Ok(0);
+                }
+                Some((_, Outcome::Success(bytes))) => bytes,
                 // Repeating an operation of this benchmark is harmless.
-                Some(outcome @ (Outcome::MaybeDone | Outcome::Busy)) => {
+                Some((_, outcome @ (Outcome::MaybeDone | Outcome::Busy))) => {
                     run.maybe_done += u64::from(outcome == Outcome::MaybeDone);
                     self.begin(client);
                     self.transmit(client);
                     return Ok(0);
                 }
-                Some(outcome) => bail!("an operation failed: {outcome:?}"),
+                Some((_, outcome)) => bail!("an operation failed: {outcome:?}"),
             },
             Kind::Stateful(qp) => loop {
                 match qp.poll_event() {
@@ -411,11 +445,10 @@ impl Crowd {
         };
         let Some((address, begun)) = state.under_way.take() else { return Ok(0) };
         run.latency.saturating_record(begun.elapsed().as_nanos() as u64);
-        let expected = self.expected(address);
         run.errors += u64::from(match self.verb {
-            Verb::Read => bytes != expected,
+            Verb::Read => bytes != self.expected(address),
             Verb::Write => false,
-            Verb::Call => bytes != reply(&expected),
+            Verb::Call => bytes != self.answer(address),
         });
         Ok(1)
     }

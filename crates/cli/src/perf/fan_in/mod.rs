@@ -75,7 +75,7 @@ pub enum Verb {
     Read,
     /// Write to a place of their own
     Write,
-    /// Call the server, which answers with as many bytes
+    /// Call the server, which answers with as many bytes, or with --reply-size bytes of its memory
     Call,
 }
 
@@ -95,6 +95,10 @@ const STATEFUL_MAX: u32 = 10_000;
 const CLIENTS_MAX: u32 = 1_000_000;
 /// Maximum length of an operation: one packet.
 const BYTES_MAX: u64 = 1_024;
+/// Length of the address in a call.
+const ADDRESS_BYTES: u64 = size_of::<u64>() as u64;
+/// Maximum length of the answer to a call.
+const REPLY_BYTES_MAX: u64 = 64 << 10;
 /// Number of requests before the measurement, in percent of the measured requests.
 const WARM_UP_PERCENT: u64 = 10;
 
@@ -103,9 +107,15 @@ fn byte_at(address: u64) -> u8 {
     (address.wrapping_mul(0x9e37_79b9) >> 11) as u8
 }
 
-/// Returns the server's answer to a call.
+/// Returns the server's answer to a call that names no bytes of its memory.
 fn reply(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
+}
+
+/// Returns the address at the start of a call that names bytes of the server's memory, and of an answer that tells where
+/// they are.
+fn address_in(bytes: &[u8]) -> Option<u64> {
+    bytes.first_chunk().map(|address| u64::from_le_bytes(*address))
 }
 
 fn latencies() -> Histogram<u64> {
@@ -178,6 +188,7 @@ struct Report {
     verb: Verb,
     clients: u32,
     size: u64,
+    reply_size: Option<u64>,
     iters: u64,
     #[serde(rename = "rate_Mops")]
     rate_mops: f64,
@@ -210,6 +221,11 @@ impl Latency {
 }
 
 pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
+    let has_threads = args.threads.is_some() || args.window.is_some() || args.batch.is_some();
+    if has_threads || args.all || args.attached || args.peer.is_some() {
+        let what = "fan_in has its own processes, threads and sizes: omit --peer, --attached, -t, --window, --batch and -a";
+        return Err(wrong(what).into());
+    }
     let (mode, verb) = (args.mode.unwrap_or(Mode::Stateless), args.verb.unwrap_or(Verb::Read));
     let workload = args.workload.unwrap_or(Workload::Open);
     let clients = args.clients.unwrap_or(10);
@@ -228,6 +244,18 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     if !(1..=BYTES_MAX).contains(&size) {
         return Err(wrong(&format!("-s must be from 1 to {BYTES_MAX} bytes: one packet")).into());
     }
+    let reply_size = args.reply_size.map(|size| size.0);
+    if let Some(reply_size) = reply_size {
+        if verb != Verb::Call {
+            return Err(wrong("--reply-size needs --verb call").into());
+        }
+        if !(1..=REPLY_BYTES_MAX).contains(&reply_size) || size < ADDRESS_BYTES {
+            let limits = format!(
+                "--reply-size must be from 1 to {REPLY_BYTES_MAX} bytes, and -s at least {ADDRESS_BYTES}: a call names an address"
+            );
+            return Err(wrong(&limits).into());
+        }
+    }
     let initiator = args.initiator.unwrap_or(Initiator::Client);
     if initiator == Initiator::Server && verb == Verb::Call {
         return Err(
@@ -241,7 +269,7 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let cores = Cores::available(args.cores).context("cannot list the cores")?;
     pin(cores.of_client(0)).context("cannot pin the clients to their core")?;
     let iterations = args.iterations.unwrap_or(200_000);
-    let case = Case { mode, initiator, workload, verb, size, iterations };
+    let case = Case { mode, initiator, workload, verb, size, reply_size, iterations };
     let points = if args.svg.is_some() { decades(clients) } else { vec![clients] };
     let mut reports = Vec::new();
     for clients in points {
@@ -275,12 +303,13 @@ struct Case {
     workload: Workload,
     verb: Verb,
     size: u64,
+    reply_size: Option<u64>,
     iterations: u64,
 }
 
 impl Case {
     fn measure(&self, clients: u32) -> anyhow::Result<Report> {
-        let Case { mode, initiator, workload, verb, size, .. } = *self;
+        let Case { mode, initiator, workload, verb, size, reply_size, .. } = *self;
         // Rounds are complete.
         let whole = |operations: u64| match workload {
             Workload::Open => operations,
@@ -289,13 +318,14 @@ impl Case {
         let iterations = whole(self.iterations);
         let scratch = Scratch::create()?;
         let flags = [name_of(&mode), name_of(&initiator)];
-        let flags = ["--mode", &flags[0], "--initiator", &flags[1]].map(str::to_owned);
+        let mut flags = ["--mode", &flags[0], "--initiator", &flags[1]].map(str::to_owned).to_vec();
+        flags.extend(reply_size.into_iter().flat_map(|size| ["--reply-size".to_owned(), size.to_string()]));
         let mut server =
             ChildProcess::start("the server process", scratch.path(), "perf-fan-in-server", &flags)?;
         let Answer::Listening { port } = server.receive()? else {
             bail!("the server process does not listen")
         };
-        let plan = generator::Plan { mode, workload, verb, clients, size, port };
+        let plan = generator::Plan { mode, workload, verb, clients, size, reply_size, port };
         let mut crowd = generator::Crowd::admit(&plan, |request| ask(&mut server, request))?;
         let mut execute = |operations, server: &mut ChildProcess| match initiator {
             Initiator::Client => crowd.run(operations),
@@ -318,6 +348,7 @@ impl Case {
             verb,
             clients,
             size,
+            reply_size,
             iters: iterations,
             rate_mops: iterations as f64 / took.as_secs_f64() / 1e6,
             server_ns_per_op: per_op(cpu_ns),

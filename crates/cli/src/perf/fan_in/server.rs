@@ -17,7 +17,10 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::initiator::{Job, Range};
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
 use super::turns::Turns;
-use super::{Answer, Initiator, MEMORY_BYTES, Mode, RKEY, Request, Use, Workload, byte_at, reply};
+use super::{
+    Answer, BYTES_MAX, Initiator, MEMORY_BYTES, Mode, RKEY, Request, Use, Workload, address_in, byte_at,
+    reply,
+};
 use crate::output;
 use crate::perf::cores::{Cores, Pinning, pin};
 use crate::perf::measure::thread_cpu;
@@ -36,6 +39,9 @@ pub struct FanInArgs {
     /// Side that starts the operations
     #[arg(long, value_enum)]
     pub initiator: Initiator,
+    /// Length of the answers to calls [default: that of the call]
+    #[arg(long)]
+    pub reply_size: Option<u64>,
 }
 
 /// Interval between two checks for packets to retransmit.
@@ -88,12 +94,12 @@ pub fn serve(args: &FanInArgs) -> anyhow::Result<()> {
         socket.set_read_timeout(Some(LOOK)).context("cannot set a timeout")?;
     }
     let port = socket.local_addr()?.port();
-    let (state, own) = (shared.clone(), socket.try_clone()?);
+    let (state, own, reply_size) = (shared.clone(), socket.try_clone()?, args.reply_size);
     threads::spawn("halite-packets", move || {
         // The measurement goes on without pinning.
         let _ = pin(cores.of_server(0));
         // The thread ends with the process.
-        serve_packets(&own, port, &state)
+        serve_packets(&own, port, reply_size, &state)
     })?;
     output::print_json(&Answer::Listening { port })?;
     for line in io::stdin().lock().lines() {
@@ -161,7 +167,12 @@ fn connected(number: u32) -> QueuePair {
     qp
 }
 
-fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::Result<()> {
+fn serve_packets(
+    socket: &UdpSocket,
+    port: u16,
+    reply_size: Option<u64>,
+    shared: &Mutex<Shared>,
+) -> io::Result<()> {
     let clock = Clock::start();
     let memory = Own::new((0..MEMORY_BYTES).map(byte_at).collect());
     let mut flows = Flows { port, known: BTreeMap::new() };
@@ -193,7 +204,11 @@ fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::R
                         send(socket, &answer[..len], from);
                     }
                     while let Some(message) = responder.poll_message() {
-                        let bytes = reply(&message.bytes);
+                        let bytes = match reply_size {
+                            // The client reads what is longer than a packet.
+                            Some(BYTES_MAX..) => message.bytes,
+                            _ => answer_to(&message.bytes, reply_size, &memory),
+                        };
                         let Ok((to, len)) = responder.answer(now_ns, message.id, &bytes, &mut answer) else {
                             continue;
                         };
@@ -210,7 +225,7 @@ fn serve_packets(socket: &UdpSocket, port: u16, shared: &Mutex<Shared>) -> io::R
                     };
                     peer.qp.handle_packet(now_ns, &packet, &memory);
                     if job.is_none() {
-                        peer.answer_calls();
+                        peer.answer_calls(reply_size, &memory);
                     }
                     peer.transmit(now_ns, &memory, &mut answer, &flows.of(from)[1], socket);
                     if job.is_none() && peer.qp.posted() > 0 {
@@ -271,11 +286,11 @@ impl Flows {
 
 impl Connection {
     /// Posts the answers to calls that have arrived.
-    fn answer_calls(&mut self) {
+    fn answer_calls(&mut self, reply_size: Option<u64>, memory: &Own) {
         while let Some(event) = self.qp.poll_event() {
             let Event::Received { bytes, .. } = event else { continue };
             self.qp.add_receives(1);
-            let operation = Operation::Send { bytes: reply(&bytes), imm: None };
+            let operation = Operation::Send { bytes: answer_to(&bytes, reply_size, memory), imm: None };
             let request = QpRequest { id: 0, operation, signalled: false, solicited: true };
             self.qp.post(request).expect("a client has one call at a time");
         }
@@ -320,6 +335,17 @@ impl Shared {
             Peers::Stateful(_) => 0,
         }
     }
+}
+
+/// Returns the answer to a call: `reply_size` bytes of the memory that the call names, if given; otherwise as many bytes as
+/// the call has.
+fn answer_to(call: &[u8], reply_size: Option<u64>, memory: &Own) -> Vec<u8> {
+    let Some(len) = reply_size else { return reply(call) };
+    let bytes = |address: u64| {
+        let range = address as usize..address.checked_add(len)? as usize;
+        memory.with(|memory| memory.get(range).map(<[u8]>::to_vec))
+    };
+    address_in(call).and_then(bytes).unwrap_or_default()
 }
 
 /// Sends a datagram. Clients repeat requests whose datagrams are lost.
