@@ -421,10 +421,15 @@ impl Core {
             self.dropped.malformed.fetch_add(1, Relaxed);
             return false;
         };
+        // The queue pairs of stateless lanes only probe the path: their other packets would carry no tag.
+        let is_probe = matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_));
+        if connection.is_stateless() && !is_probe {
+            self.dropped.refused.fetch_add(1, Relaxed);
+            return false;
+        }
         connection.heard_ns.store(now_ns, Relaxed);
         // A peer that sends requests has received the answer to its probe, although its Ready may arrive later. A peer
         // that sends a probe may still wait for the answer.
-        let is_probe = matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_));
         if is_probe {
             if connection.on_probe() {
                 self.bring_up(connection);

@@ -320,7 +320,7 @@ pub struct Dropped {
     /// Empty datagrams, packets for an unknown queue pair, and unauthenticated connections that the fabric closed to
     /// make room for others.
     pub strangers: u64,
-    /// Packets with a wrong checksum, and packets for a queue pair from another address than its peer's. If such
+    /// Packets with a wrong checksum or tag, and packets for a queue pair from another address than its peer's. If such
     /// packets have a valid checksum, [`AddressChanged`] reports their address.
     pub refused: u64,
     /// Malformed packets from a peer, with a valid checksum.
@@ -527,6 +527,7 @@ impl Fabric for RoceFabric {
         let connection = self.core.peer(peer)?;
         let counters = self.counters(peer)?;
         let [sent, repeated, arrived] = connection.stateless_packets();
+        let [timeouts, duplicates] = connection.timeouts_and_duplicates();
         let (is_stateless, responder_reason) = connection.responder();
         let mtu = connection.lanes().map(|lane| lane.qp().path_mtu()).min();
         Some(Path {
@@ -536,10 +537,10 @@ impl Fabric for RoceFabric {
             repeated: counters.repeated + repeated,
             repeats_single: connection.selective,
             kept: counters.kept,
-            timeouts: counters.timeouts,
+            timeouts,
             trains_refused: connection.lanes().map(|lane| lane.trains_refused()).sum(),
             arrived: counters.arrived + arrived,
-            duplicates: counters.duplicates,
+            duplicates: counters.duplicates + duplicates,
             window_packets: connection.lanes().map(|lane| lane.window_packets()).collect(),
             congestion: connection.lane(0).qp().congestion().name(),
             responder: if is_stateless { ResponderMode::Stateless } else { ResponderMode::Stateful }.name(),
@@ -547,6 +548,17 @@ impl Fabric for RoceFabric {
             ends: (connection.own_address, connection.address),
             elsewhere: connection.address_change().map(|change| (change.seen, change.packets)),
         })
+    }
+
+    fn dropped_packets(&self) -> Vec<(&'static str, u64)> {
+        let Dropped { strangers, refused, malformed, unsent, overflowed } = self.core.dropped();
+        vec![
+            ("stranger", strangers),
+            ("refused", refused),
+            ("malformed", malformed),
+            ("unsent", unsent),
+            ("overflowed", overflowed),
+        ]
     }
 
     fn polls_by_system_calls(&self) -> bool {

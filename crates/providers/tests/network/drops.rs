@@ -67,9 +67,16 @@ fn stateless_lanes_retransmit_lost_packets() {
 /// A router may treat a train as one packet that is too long.
 #[test]
 fn packets_leave_one_by_one_if_a_router_drops_trains() {
+    for responder in [ResponderMode::Stateful, ResponderMode::Stateless] {
+        leave_one_by_one(responder);
+    }
+}
+
+fn leave_one_by_one(responder: ResponderMode) {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
-    let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));
+    let config = |side| RoceConfig { responder, ..network.config(&cluster, side) };
+    let mut pair = network.connect([0, 1].map(config));
     for side in [0, 1] {
         network.on_arrival(side, &["meta length > 5000 counter drop"]);
     }

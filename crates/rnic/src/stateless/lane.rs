@@ -137,6 +137,11 @@ impl Lane {
         [sent, repeated, self.arrived]
     }
 
+    /// Returns true if a packet that was sent before is due again: its answer has not arrived in time.
+    pub fn has_due_repeat(&self, now_ns: u64) -> bool {
+        self.requester.as_ref().is_some_and(|requester| requester.has_due_repeat(now_ns))
+    }
+
     /// Counts packets received from the peer.
     pub fn add_arrived(&mut self, packets: u64) {
         self.arrived += packets;

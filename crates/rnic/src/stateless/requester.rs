@@ -255,6 +255,13 @@ impl Requester {
         open.filter(|(_, piece)| !piece.is_answered).map(|(_, piece)| piece.due_ns).min()
     }
 
+    /// Returns true if a packet that was sent before is due again.
+    pub(super) fn has_due_repeat(&self, now_ns: u64) -> bool {
+        let is_due = |piece: &Piece| !piece.is_answered && piece.attempts > 0 && piece.due_ns <= now_ns;
+        let mut open = self.running.iter().flat_map(Running::open);
+        now_ns >= self.next_due_ns && open.any(|(_, piece)| is_due(piece))
+    }
+
     /// Returns the number of packets in flight, as [`Requester::window_packets`] counts them.
     fn in_flight(&self) -> usize {
         self.running.iter().map(|running| running.in_flight).sum()

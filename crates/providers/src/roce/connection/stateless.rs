@@ -45,6 +45,12 @@ impl Connection {
             .fold([0; 3], |sum, packets| std::array::from_fn(|index| sum[index] + packets[index]))
     }
 
+    /// Returns the number of timeouts, and of the peer's requests that a stateless lane answered from the record of effects.
+    pub(in crate::roce) fn timeouts_and_duplicates(&self) -> [u64; 2] {
+        let of_lanes = self.lanes().map(|lane| [lane.timeouts.all, lane.duplicates]);
+        of_lanes.fold([0; 2], |sum, counts| std::array::from_fn(|index| sum[index] + counts[index]))
+    }
+
     /// Returns the smoothed round trip of stateless lanes in ns; `None` before the first measurement.
     pub(in crate::roce) fn stateless_round_trip_ns(&self) -> Option<u64> {
         lock(self.clock.as_ref()?).round_trip_ns()
@@ -93,13 +99,16 @@ impl Lane {
         mut packets: impl Iterator<Item = (u64, &'p [u8])>,
         holds: bool,
     ) -> u64 {
-        let Lane { stateless: Some(stateless), held, singly_until_ns, .. } = self else { return 0 };
+        let Lane { stateless: Some(stateless), held, singly_until_ns, duplicates, .. } = self else {
+            return 0;
+        };
         let Connection { outwards, address, own_address, salt, port_use, clock, .. } = connection;
         let Some(clock) = clock else { return 0 };
         let view = View { registered: context.registered, salt: *salt, held };
         let ends = (*own_address, *address);
         let singly = context.now_ns < *singly_until_ns;
         let mut responder = lock(&port_use.port().responder);
+        let before = responder.counters().repeated;
         let mut handled = 0;
         let answer = |buffer: &mut [u8]| {
             packets.by_ref().find_map(|(arrived_ns, packet)| {
@@ -126,6 +135,7 @@ impl Lane {
             })
         };
         let refused = send_trains(port_use.port(), outwards, ends, singly, answer);
+        *duplicates += responder.counters().repeated - before;
         stateless.add_arrived(handled);
         self.trains_refused += refused;
         handled
@@ -167,6 +177,10 @@ impl Lane {
         if let Some(stateless) = self.stateless.as_mut().filter(|_| self.qp.knows_path()) {
             stateless.set_packet_max(packet_bytes_max(self.qp.path_mtu()));
         }
+        // Where trains are lost, another train would be lost, too.
+        let repeats =
+            self.stateless.as_ref().is_some_and(|stateless| stateless.has_due_repeat(context.now_ns));
+        let singly = singly || repeats;
         let next = |buffer: &mut [u8]| {
             self.fill_stateless();
             let view = View { registered: context.registered, salt: *salt, held: &self.held };
@@ -180,6 +194,10 @@ impl Lane {
         };
         let refused = send_trains(port_use.port(), outwards, ends, singly, next);
         self.trains_refused += refused;
+        if repeats {
+            let [sent, repeated, arrived] = self.stateless.as_ref()?.packets();
+            self.count_timeout(context.now_ns, sent - repeated, arrived);
+        }
         self.stateless.as_ref()?.poll_timeout()
     }
 }
