@@ -115,6 +115,17 @@ pub struct Arguments {
         value_parser = clap::value_parser!(u32).range(1..=4)
     )]
     pub lanes: u32,
+    /// End that keeps state for requests over roce: both (stateful), or the requesting one alone (stateless), where both
+    /// nodes permit it
+    #[arg(
+        long,
+        global = true,
+        env = "HALITE_RESPONDER",
+        value_parser = one_of(ResponderMode::ALL, ResponderMode::name, ResponderMode::summary),
+        value_name = "MODE",
+        default_value = "stateful"
+    )]
+    pub responder: ResponderMode,
     /// Join the cluster as a node while the command runs, instead of attaching to a node of this host
     #[arg(long, global = true)]
     pub embed: bool,
@@ -166,22 +177,6 @@ pub fn network() -> impl TypedValueParser<Value = Provider> {
     one_of(Provider::ALL, Provider::name, Provider::summary)
 }
 
-/// Flag for the state of responders.
-#[derive(Args, Clone, Copy, Debug)]
-pub struct Responder {
-    /// End that keeps state for requests over roce: both (stateful), or the requesting one alone (stateless), where both
-    /// nodes permit it
-    #[arg(
-        id = "responder",
-        long = "responder",
-        env = "HALITE_RESPONDER",
-        value_parser = one_of(ResponderMode::ALL, ResponderMode::name, ResponderMode::summary),
-        value_name = "MODE",
-        default_value = "stateful"
-    )]
-    pub mode: ResponderMode,
-}
-
 /// Flags for the networks of a node.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
@@ -202,9 +197,6 @@ pub struct Networks {
         value_parser = clap::value_parser!(u32).range(..=64)
     )]
     pub receivers: u32,
-    /// Option for responders.
-    #[command(flatten)]
-    pub responder: Responder,
     /// Maximum number of nodes of a cluster in which each node connects to all others when it joins; in a larger
     /// cluster a node connects to node 0, and to another node on first use. Must be equal on all nodes
     #[arg(
@@ -254,7 +246,6 @@ impl Networks {
     pub fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--address".to_owned(), self.address.to_string()];
         flags.extend(["--receivers".to_owned(), self.receivers.to_string()]);
-        flags.extend(["--responder".to_owned(), self.responder.mode.name().to_owned()]);
         flags.extend(["--full-mesh-nodes-max".to_owned(), self.full_mesh_nodes_max.to_string()]);
         flags.extend(["--qos".to_owned(), self.qos.to_string()]);
         flags.extend(

@@ -47,7 +47,7 @@ pub fn run() -> ExitCode {
     signals::catch_file_size_signal();
     let arguments = args::parse();
     arguments.notes().for_each(|unknown| output::note(&unknown.to_string()));
-    transport::set_options(arguments.congestion, arguments.lanes);
+    transport::set_options(arguments.congestion, arguments.lanes, arguments.responder);
     client::set_options(arguments.embed, arguments.priority);
     let dir = arguments.dir.clone();
     match diagnostics::init(&arguments).and_then(|()| commands::run(arguments)) {

@@ -1,28 +1,32 @@
-//! Congestion control and lanes of all nodes of this command: in this process, and in the processes that it starts.
+//! How all nodes of this command use the network: those in this process, and those in the processes that it starts.
 
 use std::sync::OnceLock;
 
-use halite::{Config, Congestion};
+use halite::{Config, Congestion, ResponderMode};
 
-/// The values of `--congestion` and `--lanes`.
-static OPTIONS: OnceLock<(Congestion, u32)> = OnceLock::new();
+/// The values of `--congestion`, `--lanes` and `--responder`.
+static OPTIONS: OnceLock<(Congestion, u32, ResponderMode)> = OnceLock::new();
 
 /// Sets the options once, before the first node or process starts.
-pub fn set_options(congestion: Congestion, lanes: u32) {
-    OPTIONS.get_or_init(|| (congestion, lanes));
+pub fn set_options(congestion: Congestion, lanes: u32, responder: ResponderMode) {
+    OPTIONS.get_or_init(|| (congestion, lanes, responder));
 }
 
 /// Returns the default configuration of a node, but with the options of this command.
 pub fn config() -> Config {
     let default = Config::default();
     match OPTIONS.get() {
-        Some((congestion, lanes)) => Config { congestion: *congestion, lanes: *lanes as usize, ..default },
+        Some((congestion, lanes, responder)) => {
+            Config { congestion: *congestion, lanes: *lanes as usize, responder: *responder, ..default }
+        }
         None => default,
     }
 }
 
 /// Returns the flags that give another process of the command the same options.
-pub fn flags() -> [String; 4] {
-    let Config { congestion, lanes, .. } = config();
-    ["--congestion".to_owned(), congestion.name().to_owned(), "--lanes".to_owned(), lanes.to_string()]
+pub fn flags() -> Vec<String> {
+    let Config { congestion, lanes, responder, .. } = config();
+    let lanes = lanes.to_string();
+    let flags = ["--congestion", congestion.name(), "--lanes", &lanes, "--responder", responder.name()];
+    flags.map(str::to_owned).to_vec()
 }

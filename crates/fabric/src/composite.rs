@@ -365,6 +365,10 @@ impl Fabric for Composite {
         part.fabric.path(peer)
     }
 
+    fn dropped_packets(&self) -> Vec<(&'static str, u64)> {
+        self.parts.iter().flat_map(|part| part.fabric.dropped_packets()).collect()
+    }
+
     fn polls_by_system_calls(&self) -> bool {
         self.parts.iter().any(|part| part.fabric.polls_by_system_calls())
     }

@@ -191,6 +191,11 @@ pub trait Fabric: Send + Sync {
         None
     }
 
+    /// Returns the numbers of packets that the provider has dropped, by reason; empty if it does not count any.
+    fn dropped_packets(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// Returns true if every poll makes a system call, which takes some hundred nanoseconds. A poller may then read the
     /// clock at each poll, because reading the clock adds little to this cost.
     fn polls_by_system_calls(&self) -> bool {

@@ -60,6 +60,7 @@ forward! {
     fn round_trip(&self, peer: PeerId) -> Option<Duration>;
     fn is_being_answered(&self) -> bool;
     fn path(&self, peer: PeerId) -> Option<Path>;
+    fn dropped_packets(&self) -> Vec<(&'static str, u64)>;
     fn polls_by_system_calls(&self) -> bool;
     fn traffic(&self) -> u64;
     fn doorbell(&self) -> u32;

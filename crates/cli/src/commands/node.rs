@@ -43,7 +43,6 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         full_mesh_nodes_max: args.networks.full_mesh_nodes_max as usize,
         pcap: args.pcap.clone(),
         receivers: args.networks.receivers as usize,
-        responder: args.networks.responder.mode,
         qos: args.networks.qos(),
         hosts,
         found: args.hosts.found,

@@ -8,7 +8,7 @@ use halite::{Policy, Provider};
 use super::cores::Pinning;
 use super::fan_in::{Initiator, Mode, Verb, Workload};
 use super::table::{self, Test};
-use crate::args::{Responder, network};
+use crate::args::network;
 use crate::bytes::ByteCount;
 
 /// Returns the name of a value on the command line and in results.
@@ -64,7 +64,7 @@ pub struct PerfArgs {
     /// together. Batches overlap only if --batch is smaller than --window. read_bw, write_bw: if given, must equal --window
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub batch: Option<u32>,
-    /// rpc_lat, rpc_rate: bytes of each reply [default: same as -s]
+    /// rpc_lat, rpc_rate, fan_in with --verb call: bytes of each reply [default: same as -s]
     #[arg(long, value_name = "BYTES")]
     pub reply_size: Option<ByteCount>,
     /// rpc_rate: read replies in place instead of copying them
@@ -101,8 +101,6 @@ pub struct PerfArgs {
     /// qos: rate of the link in bytes per second [default: hw-sep: as measured first; sw-pri: as the policy measures it]
     #[arg(long, value_name = "BYTES")]
     pub link_rate: Option<ByteCount>,
-    #[command(flatten)]
-    pub responder: Responder,
     /// networks: create this folder with a page of plots
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -148,8 +146,6 @@ pub struct ServerArgs {
     /// Network of its node
     #[arg(long, value_parser = network())]
     pub fabric: Provider,
-    #[command(flatten)]
-    pub responder: Responder,
     /// Have no node: attach to node 0, and run on the cores of the client's threads
     #[arg(long)]
     pub attached: bool,

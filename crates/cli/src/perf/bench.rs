@@ -59,13 +59,7 @@ impl Bench {
         pin(cores.of_client(0)).context("cannot pin the client to its core")?;
         let (node, arena_bytes) =
             server.as_ref().map_or((None, 0), |_| (Some(CLIENT), job.client_arena_bytes()));
-        let config = Config {
-            dir: dir.clone(),
-            node,
-            arena_bytes,
-            responder: job.args.responder.mode,
-            ..transport::config()
-        };
+        let config = Config { dir: dir.clone(), node, arena_bytes, ..transport::config() };
         let node = Node::embedded(config)
             .with_context(|| format!("cannot start the client in {}", dir.display()))?;
         let mut end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores)?;

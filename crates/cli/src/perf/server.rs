@@ -89,8 +89,7 @@ impl Server {
     /// Starts the server process; returns when its node has joined the cluster in `dir`.
     pub fn start(dir: &Path, job: &Job) -> anyhow::Result<Server> {
         let (arena, cores) = (job.arena_bytes().to_string(), name_of(&job.args.cores));
-        let responder = job.args.responder.mode.name();
-        let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric, "--responder", responder];
+        let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric];
         Server::run("the server process", dir, flags.map(str::to_owned).to_vec())
     }
 
@@ -166,7 +165,6 @@ fn open(dir: &Path, args: &ServerArgs, cores: Cores) -> anyhow::Result<End> {
         arena_bytes: args.arena,
         providers: vec![args.fabric],
         attach: Some(AttachMode::Owner),
-        responder: args.responder.mode,
         ..transport::config()
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;

@@ -350,6 +350,11 @@ impl Metrics {
             }
         }
         let family =
+            self.counter("halite_packets_dropped_total", "Packets that the node dropped, by reason.");
+        for (reason, count) in driver.shared.fabric.dropped_packets() {
+            family.with_labels(&[("reason", reason)], count);
+        }
+        let family =
             self.gauge("halite_peer_mtu_bytes", "Largest packet payload that the path to the peer carries.");
         for (node, path) in &paths {
             family.with_labels(&[("peer", node)], u64::from(path.mtu_bytes));
