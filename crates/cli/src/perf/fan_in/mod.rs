@@ -396,7 +396,7 @@ fn text(report: &Report) -> String {
     format!(
         "fan_in: {clients} clients, {}, {}, {} of {size} B by {}\n\
          rate[Mops] {rate_mops:.4}  server[nsec/op] {server_ns_per_op:.0}  busy {:.2}  generator[nsec/op] {generator_ns_per_op:.0}\n\
-         p50[usec] {:.2}  p99[usec] {:.2}  p99.9[usec] {:.2}  server heap {} KiB  sent again {}\n",
+         p50[usec] {:.2}  p99[usec] {:.2}  p99.9[usec] {:.2}  server heap {} KiB, RSS {} KiB  sent again {}\n",
         name_of(&report.mode),
         name_of(&report.workload),
         name_of(&report.verb),
@@ -406,6 +406,7 @@ fn text(report: &Report) -> String {
         lat_us.p99,
         lat_us.p999,
         report.server_heap_bytes.map_or("?".to_owned(), |bytes| (bytes / 1024).to_string()),
+        report.server_rss_bytes / 1024,
         report.repeated,
     )
 }
