@@ -2,11 +2,14 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::mpsc::channel;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, getuid};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// The system did not start a thread or process.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +41,27 @@ pub fn spawn<T: Send + 'static>(
 ) -> Result<JoinHandle<T>, Refused> {
     let started = Builder::new().name(name.to_owned()).spawn(work);
     started.map_err(|error| Refused::new(format!("thread {name}"), error))
+}
+
+/// Closes sockets without waiting for descriptors that peers have sent through them. The thread that closes a descriptor
+/// last may wait for as long as the sender chose, as with a TCP socket that lingers; but a thread that ends does not wait.
+/// So another thread holds a copy of the table of descriptors meanwhile, and ends. Where the system refuses the copy, this
+/// function waits.
+pub fn close_without_waiting(sockets: Vec<OwnedFd>) -> Result<(), Refused> {
+    let (is_copied, copied) = channel();
+    let (closing, closed) = channel::<()>();
+    let keeper = spawn("halite-close-end", move || {
+        // SAFETY: from here on, this thread uses no descriptor, and drops no owner of one.
+        let copy = unsafe { unshare_unsafe(UnshareFlags::FILES) };
+        let _ = is_copied.send(copy);
+        // Fails when the sockets are closed.
+        let _ = closed.recv();
+    })?;
+    let _ = copied.recv();
+    drop(sockets);
+    drop(closing);
+    let _ = keeper.join();
+    Ok(())
 }
 
 /// Starts a thread in `scope`.

@@ -89,7 +89,7 @@ struct SessionState {
 pub struct Mapper {
     path: Arc<DataPath>,
     regions: BTreeMap<RegionId, Mapped>,
-    more: BTreeMap<RegionId, Vec<u32>>,
+    more: BTreeMap<RegionId, BTreeSet<u32>>,
     layouts: BTreeMap<RegionId, StoredLayout>,
     /// Pairs of an owner and a home that has ended according to the owner, which therefore holds no chunks for it.
     disowned: BTreeSet<(NodeIncarnation, NodeIncarnation)>,
@@ -205,7 +205,7 @@ impl Mapper {
             Some(mapped) => {
                 (mapped.home, mapped.owner) = (home, owner);
                 let first = mapped.first;
-                self.more.entry(reply.region).or_insert_with(|| vec![first]).push(index);
+                self.more.entry(reply.region).or_insert_with(|| BTreeSet::from([first])).insert(index);
             }
         }
         SlotRef { index, generation }
@@ -318,8 +318,8 @@ impl Mapper {
                 true
             }
             Some(handles) => {
-                handles.retain(|handle| *handle != index);
-                let first = handles[0];
+                handles.remove(&index);
+                let first = *handles.first().expect("a region in this map has several handles");
                 if handles.len() == 1 {
                     self.more.remove(&region);
                 }
@@ -337,7 +337,7 @@ impl Mapper {
 
     fn handles(&self, region: RegionId) -> Vec<u32> {
         match (self.more.get(&region), self.regions.get(&region)) {
-            (Some(handles), _) => handles.clone(),
+            (Some(handles), _) => handles.iter().copied().collect(),
             (None, Some(mapped)) => vec![mapped.first],
             (None, None) => Vec::new(),
         }

@@ -340,8 +340,10 @@ fn descriptors_from_clients_do_not_block_the_node() {
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
     let hello = hello(VERSION);
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", scratch.pid(0))).unwrap().count();
+    let open_before = open();
     // Instead of a hello, and after one.
-    for before in [&hello[..0], &hello[..]] {
+    for before in [&hello[..0], &hello[..], &hello[..0]] {
         let mut stream = connect(&scratch);
         stream.write_all(before).unwrap();
         let (_listener, lingering) = lingering_socket();
@@ -355,6 +357,7 @@ fn descriptors_from_clients_do_not_block_the_node() {
         let _ = stream.read_to_end(&mut Vec::new());
         polite.write(lh, 0, b"still here").unwrap();
     }
+    eventually(|| open() <= open_before);
     scratch.ok("down");
 }
 

@@ -3,10 +3,10 @@
 //! A client may send descriptors with its bytes, although no message has any. The process that receives or discards a
 //! descriptor last also closes it, and closing may block for as long as the sender chose: a TCP socket that lingers, or
 //! a file in user space. So the node looks at bytes before it takes them, and leaves a socket with descriptors to a
-//! thread that may block.
+//! thread that closes it without waiting where the system permits that, and may block elsewhere.
 
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Sender, channel};
 
@@ -34,7 +34,13 @@ impl Closer {
     /// Starts the thread, which ends when the last closer and socket are dropped.
     pub(super) fn start() -> std::io::Result<Closer> {
         let (sender, streams) = channel::<UnixStream>();
-        threads::spawn("halite-close", move || streams.into_iter().for_each(drop))?;
+        threads::spawn("halite-close", move || {
+            while let Ok(first) = streams.recv() {
+                let all = std::iter::once(first).chain(streams.try_iter()).map(OwnedFd::from).collect();
+                // Without another thread, this one has closed them.
+                let _ = threads::close_without_waiting(all);
+            }
+        })?;
         Ok(Closer(sender))
     }
 }

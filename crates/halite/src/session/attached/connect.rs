@@ -14,7 +14,10 @@ use std::time::Duration;
 use halite_mem::exchange;
 use halite_tier::ids::NodeId;
 use rustix::fs::{CWD, Dir, Mode, OFlags};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
+    SocketType, sockopt,
+};
 
 use super::wire::{self, HEADER_BYTES, Refusal, VERSION, Welcome};
 use crate::cluster::cluster_dir::{ATTACH_DIR, attach_socket_node};
@@ -60,9 +63,9 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, A
     for (_, name) in nodes {
         // Through the descriptor: the path may lead elsewhere by now, and may be too long for an address.
         let through: PathBuf = ["/proc/self/fd", &sockets.as_raw_fd().to_string(), &name].iter().collect();
-        let connected = UnixStream::connect(&through).or_else(|error| match error.kind() {
+        let connected = connect_to(&through).or_else(|error| match error.kind() {
             // There is no /proc.
-            ErrorKind::NotFound => UnixStream::connect(path.join(&name)),
+            ErrorKind::NotFound => connect_to(&path.join(&name)),
             _ => Err(error),
         });
         match connected {
@@ -73,10 +76,26 @@ pub(super) fn connect(dir: &Path, wanted: Option<NodeId>) -> Result<Connected, A
             },
             // The node has ended.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {}
+            // The node is stopped, and others wait for it.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => last = silent(dir),
             Err(error) => last = io_error(&path.join(&name))(error),
         }
     }
     Err(last)
+}
+
+/// Connects to a socket. A node that accepts no connections has room for some; beyond these, a connection waits.
+fn connect_to(path: &Path) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(HELLO_TIMEOUT))?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(UnixStream::from(socket))
+}
+
+fn silent(dir: &Path) -> AttachError {
+    AttachError::Silent { dir: dir.to_owned(), waited_s: HELLO_TIMEOUT.as_secs() }
 }
 
 fn absent(dir: &Path, wanted: Option<NodeId>) -> AttachError {
@@ -99,7 +118,7 @@ fn greet(mut socket: UnixStream, dir: &Path, owner: u32) -> Result<Connected, At
     let (body, fds) = match exchange_hellos(&mut socket) {
         Ok(hello) => hello,
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
-            return Err(AttachError::Silent { dir, waited_s: HELLO_TIMEOUT.as_secs() });
+            return Err(silent(&dir));
         }
         Err(_) => return Err(AttachError::Refused { dir }),
     };
