@@ -212,6 +212,8 @@ pub(crate) struct AdaptiveSpin {
     long_ns: u64,
     /// True if the last yield let another thread run shortly.
     shares_core: bool,
+    /// Number of waits on a shared core since the last one that read the clock.
+    untimed_waits: u32,
     /// Number of waits without a spin because the core is contended: in total, and remaining.
     contended_waits: (u32, u32),
 }
@@ -230,6 +232,9 @@ const LONG_WAITS_MAX: u32 = 4;
 pub(crate) const YIELD_LONG_NS: u64 = 100_000;
 /// Duration in nanoseconds from which a yield has let another thread run. A yield that returns at once takes 300 to 600.
 const YIELD_SHARED_NS: u64 = 1_000;
+/// Number of short waits on a shared core of which one reads the clock. The two readings of a wait take 0.06 us, and a call
+/// through shared memory waits twice. A thread that starts to compute on this core is noticed some time slices later.
+const TIMED_EVERY: u32 = 8;
 /// Number of waits that do not spin after contention was detected: the first number, and the maximum to which it grows.
 /// A thread that sleeps gets the core at once when it is woken.
 const CONTENDED_WAITS: (u32, u32) = (16, 1024);
@@ -246,6 +251,7 @@ impl AdaptiveSpin {
         round_trip_ns: 0,
         long_ns: SPIN_LONG_NS,
         shares_core: false,
+        untimed_waits: 0,
         contended_waits: (0, 0),
     };
 
@@ -307,6 +313,16 @@ impl AdaptiveSpin {
     /// yield in each round of its spin: the thread that it waits for may be one of them.
     pub(crate) fn shares_core(&self) -> bool {
         self.shares_core
+    }
+
+    /// Returns true if the next wait of the calling thread, which shares its core, need not time its first yield: all
+    /// recent waits were short, so that another short one changes nothing.
+    pub(crate) fn skip_clock() -> bool {
+        let mut spin = SPIN.get();
+        let is_calm = spin.long_waits == 0 && spin.contended_waits == (0, 0);
+        spin.untimed_waits = if is_calm { (spin.untimed_waits + 1) % TIMED_EVERY } else { 0 };
+        SPIN.set(spin);
+        spin.untimed_waits > 0
     }
 
     /// Records a wait of `waited_ns`, in addition to the time passed to [`AdaptiveSpin::record_spin`].

@@ -28,7 +28,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub(crate) use self::access::lost;
-use self::entry::Kind;
+use self::entry::{Kind, Status};
 use self::line::Line;
 pub(crate) use self::line::{Access, Pending, Undo, Unfinished};
 pub(crate) use self::remote::Remote;
@@ -136,7 +136,7 @@ impl Client {
         kind: Kind,
         words: [u64; 3],
         payload: &[u8],
-        take: impl FnOnce(&[u8]) -> T,
+        take: impl FnOnce(Status, &[u8]) -> Option<T>,
     ) -> Result<T, Unfinished> {
         match self.priority {
             Priority::High => self.line.exchange(kind, words, payload, take),

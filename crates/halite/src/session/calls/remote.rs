@@ -12,7 +12,7 @@ use super::{Function, OutgoingCall};
 use crate::error::{CallCause, CallError, Gone};
 use crate::rpc::ReplyBuffer;
 use crate::session::Embedded;
-use crate::session::attached::entry::{self, Kind};
+use crate::session::attached::entry::{self, Kind, Status};
 use crate::session::attached::wire::{self, Request};
 use crate::session::attached::{self, Client, Pending, Unfinished, decoded};
 
@@ -102,7 +102,8 @@ impl<'c> RemoteCall<'c> {
                 Err(failed(CallCause::ReplyTooLong { len, max }))
             }
         };
-        let body = match client.exchange(Kind::Call, words, input, &mut put) {
+        let take = |status, output: &[u8]| (status == Status::Value).then(|| put(output));
+        let body = match client.exchange(Kind::Call, words, input, take) {
             Ok(put) => return put,
             Err(Unfinished::NotSent) => return self.post(input)?.answer_blocking(into),
             Err(Unfinished::Sent(pending)) => client.block_on_after_spin(pending),

@@ -11,7 +11,7 @@ use super::port::Message;
 use super::server::{Function, serve_error};
 use crate::error::{Gone, ReplyCause, ReplyError, ServeError};
 use crate::rpc::ServiceId;
-use crate::session::attached::entry::{CALL_BYTES_MAX, Kind, NO_SERVER};
+use crate::session::attached::entry::{CALL_BYTES_MAX, INLINE_BYTES_MAX, Kind, NO_SERVER, Status};
 use crate::session::attached::wire::{self, Request};
 use crate::session::attached::{Answer, Client, Remote, Unfinished, decoded};
 
@@ -38,9 +38,23 @@ pub(super) struct RemoteIncoming {
     client: Arc<Client>,
     /// The node's id of the call; `None` once it is answered.
     call: Option<u64>,
-    caller: String,
     node: NodeId,
-    input: Vec<u8>,
+    content: Content,
+}
+
+/// The name of a caller, and the input of its call.
+enum Content {
+    /// The name and then the input, which a line contained. Most calls are short, and an allocation for each would be a
+    /// good part of their time.
+    Short {
+        bytes: [u8; INLINE_BYTES_MAX],
+        caller_len: usize,
+        len: usize,
+    },
+    Long {
+        caller: String,
+        input: Vec<u8>,
+    },
 }
 
 impl fmt::Debug for RemoteServer {
@@ -95,8 +109,9 @@ impl RemoteServer {
 
     fn receive(&self, kind: Kind, words: [u64; 3], output: &[u8]) -> Result<RemoteIncoming, ServeError> {
         let client = self.remote.client();
-        let pending = match client.exchange(kind, words, output, |_| ()) {
-            Ok(()) => return Err(self.lost(Gone::Lost(client.node()))),
+        let take = |_, body: &[u8]| RemoteIncoming::single(client, body);
+        let pending = match client.exchange(kind, words, output, take) {
+            Ok(call) => return Ok(call),
             Err(Unfinished::NotSent) => {
                 if kind == Kind::Answer {
                     client.tell_with(&Request::Reply(words[0]), &[output]);
@@ -105,10 +120,6 @@ impl RemoteServer {
             }
             Err(Unfinished::Sent(pending)) => pending,
             Err(Unfinished::Ended(body)) => {
-                if let Some(call) = body.as_deref().ok().and_then(|body| RemoteIncoming::single(client, body))
-                {
-                    return Ok(call);
-                }
                 return self.first_of(decoded(client.node(), body, |gone| self.lost(gone))?);
             }
         };
@@ -178,9 +189,8 @@ impl RemoteServer {
             calls.push_back(RemoteIncoming {
                 client: self.remote.client().clone(),
                 call: Some(*call),
-                caller: caller.clone(),
                 node: *node,
-                input: input.to_vec(),
+                content: Content::new(caller, input),
             });
         }
         let first = calls.drain(..max.min(calls.len())).collect();
@@ -206,6 +216,19 @@ impl Drop for RemoteServer {
     }
 }
 
+impl Content {
+    fn new(caller: &str, input: &[u8]) -> Content {
+        let (caller_len, len) = (caller.len(), caller.len() + input.len());
+        if len > INLINE_BYTES_MAX {
+            return Content::Long { caller: caller.to_owned(), input: input.to_vec() };
+        }
+        let mut bytes = [0; INLINE_BYTES_MAX];
+        bytes[..caller_len].copy_from_slice(caller.as_bytes());
+        bytes[caller_len..len].copy_from_slice(input);
+        Content::Short { bytes, caller_len, len }
+    }
+}
+
 impl RemoteIncoming {
     /// Decodes the reply to a receive if it contains exactly one call, without a list.
     fn single(client: &Arc<Client>, body: &[u8]) -> Option<RemoteIncoming> {
@@ -214,16 +237,24 @@ impl RemoteIncoming {
         else {
             return None;
         };
-        let (client, caller, input) = (client.clone(), caller.to_owned(), input.to_vec());
-        Some(RemoteIncoming { client, call: Some(call), caller, node, input })
+        let content = Content::new(caller, input);
+        Some(RemoteIncoming { client: client.clone(), call: Some(call), node, content })
     }
 
     pub(super) fn input(&self) -> &[u8] {
-        &self.input
+        match &self.content {
+            Content::Short { bytes, caller_len, len } => &bytes[*caller_len..*len],
+            Content::Long { input, .. } => input,
+        }
     }
 
     pub(super) fn caller(&self) -> &str {
-        &self.caller
+        match &self.content {
+            Content::Short { bytes, caller_len, .. } => {
+                str::from_utf8(&bytes[..*caller_len]).expect("these are the bytes of a name")
+            }
+            Content::Long { caller, .. } => caller,
+        }
     }
 
     pub(super) fn node(&self) -> NodeId {
@@ -245,7 +276,8 @@ impl RemoteIncoming {
         }
         let lost = |gone: Gone| self.failed(output.len(), gone.into());
         let words = [call, NO_SERVER, output.len() as u64];
-        let body = match self.client.exchange(Kind::Answer, words, output, |_| ()) {
+        let take = |status, _: &[u8]| (status == Status::Value).then_some(());
+        let body = match self.client.exchange(Kind::Answer, words, output, take) {
             Ok(()) => return Ok(()),
             Err(Unfinished::NotSent) => {
                 let (request, data) = (Request::Reply(call), [output]);

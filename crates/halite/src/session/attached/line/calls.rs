@@ -11,28 +11,32 @@ use crate::session::attached::entry::{
 
 impl Line {
     /// Sends a request of its own format, with up to [`CALL_BYTES_MAX`] bytes of `payload`, and spins for its reply.
-    /// Passes the bytes of a reply with the status [`Status::Value`] to `take`.
+    /// Passes the status and the bytes of the reply to `take`, which returns `None` to get the bytes as the body of a
+    /// reply ([`Unfinished::Ended`]).
     pub(crate) fn exchange<T>(
         self: &Arc<Line>,
         kind: Kind,
         words: [u64; 3],
         payload: &[u8],
-        take: impl FnOnce(&[u8]) -> T,
+        take: impl FnOnce(Status, &[u8]) -> Option<T>,
     ) -> Result<T, Unfinished> {
         let (Some(claim), Some(memory)) = (self.submit(kind, words, payload), &self.memory) else {
             return Err(Unfinished::NotSent);
         };
         let line = self.await_line(claim, kind)?;
         let done = match entry::status(&line) {
-            (Status::Value, len) if len <= INLINE_BYTES_MAX => {
-                let mut bytes = [0; INLINE_BYTES_MAX];
-                entry::get(&line[1..], &mut bytes[..len]);
-                Ok(take(&bytes[..len]))
-            }
-            (Status::Value, len) => Ok(take(&self.bytes_of(claim, &line, len))),
-            (Status::Body, len) => Err(Unfinished::Ended(Ok(self.bytes_of(claim, &line, len)))),
             // The reply arrives over the socket.
             (Status::Socket, _) => return Err(Unfinished::Sent(self.wait_longer(claim, kind))),
+            (status, len) if len <= INLINE_BYTES_MAX => {
+                let mut bytes = [0; INLINE_BYTES_MAX];
+                let bytes = &mut bytes[..len];
+                entry::get(&line[1..], bytes);
+                take(status, bytes).ok_or_else(|| Unfinished::Ended(Ok(bytes.to_vec())))
+            }
+            (status, len) => {
+                let bytes = self.bytes_of(claim, &line, len);
+                take(status, &bytes).ok_or(Unfinished::Ended(Ok(bytes)))
+            }
         };
         memory.release(claim);
         done

@@ -511,10 +511,13 @@ impl State {
 
 /// Counts the rounds in which a thread checks for a reply before it sleeps.
 struct Spin {
-    rounds: u32,
+    /// Number of rounds until the next reading of the clock.
+    left: u32,
     rounds_per_clock: u32,
     /// True if the thread yields in each round ([`AdaptiveSpin::shares_core`]).
     shares_core: bool,
+    /// True if the thread does not time its next yield ([`AdaptiveSpin::skip_clock`]).
+    skips_clock: bool,
     /// Time of the first clock read of the spin, and the spin's maximum duration in nanoseconds.
     limit: Option<(Instant, u64)>,
 }
@@ -522,10 +525,12 @@ struct Spin {
 impl Spin {
     #[inline]
     fn begin(rounds_per_clock: u32) -> Spin {
+        let shares_core = AdaptiveSpin::of_thread().shares_core();
         Spin {
-            rounds: 0,
+            left: if shares_core { 1 } else { rounds_per_clock },
             rounds_per_clock,
-            shares_core: AdaptiveSpin::of_thread().shares_core(),
+            shares_core,
+            skips_clock: shares_core && AdaptiveSpin::skip_clock(),
             limit: None,
         }
     }
@@ -533,12 +538,17 @@ impl Spin {
     /// Counts a round. Returns true if the spin should end.
     #[inline]
     fn is_over(&mut self) -> bool {
-        self.rounds += 1;
-        (self.shares_core || self.rounds.is_multiple_of(self.rounds_per_clock)) && self.is_over_now()
+        self.left -= 1;
+        self.left == 0 && self.is_over_now()
     }
 
     #[cold]
     fn is_over_now(&mut self) -> bool {
+        if std::mem::take(&mut self.skips_clock) {
+            self.left = 1;
+            std::thread::yield_now();
+            return false;
+        }
         let now = Instant::now();
         let (begin, spin_ns) = *self.limit.get_or_insert_with(|| {
             // Like a packet, a call passes through threads that all take longer if one of them sleeps.
@@ -563,6 +573,7 @@ impl Spin {
                 self.shares_core = !self.shares_core;
             }
         }
+        self.left = if self.shares_core { 1 } else { self.rounds_per_clock };
         false
     }
 
