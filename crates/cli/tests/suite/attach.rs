@@ -1,5 +1,6 @@
 //! Sessions of this process that are attached to nodes in other processes.
 
+use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use halite::blocking::Session;
 use halite::{
-    AccessCause, AttachError, Function, NodeId, Permissions, Placement, Priority, QosError, ReadOp,
-    RegionCause, ServeOptions, Who, WriteOp,
+    AccessCause, AttachError, CallCause, Function, NodeId, Permissions, Placement, Priority, QosError,
+    ReadOp, RegionCause, ServeOptions, Who, WriteOp,
 };
 
 use fastrand::Rng;
@@ -486,31 +487,49 @@ fn mapped(name: &str) -> Vec<Range<u64>> {
     maps.lines().filter(|line| line.contains(name)).map(range).collect()
 }
 
+/// Returns the memory of this process.
+fn memory() -> File {
+    File::options().read(true).write(true).open("/proc/self/mem").unwrap()
+}
+
+/// Returns a word of this process; `None` if it is not mapped.
+fn word(memory: &File, at: u64) -> Option<u64> {
+    let mut word = [0; 8];
+    memory.read_exact_at(&mut word, at).ok().map(|()| u64::from_le_bytes(word))
+}
+
+/// Returns the address of the mapping with this name that has a line which contains the word `mark`, and the index of the
+/// line. Sessions of other tests have such mappings, too, and may end meanwhile.
+fn line_with(mark: u64, name: &str) -> (u64, u64) {
+    let memory = memory();
+    let is_marked =
+        |line: u64| (0..8).any(|index| word(&memory, line + 8 * index).is_some_and(|word| word == mark));
+    let find =
+        |range: Range<u64>| Some((range.start, (1..=32).find(|line| is_marked(range.start + 64 * line))?));
+    mapped(name).into_iter().find_map(find).unwrap()
+}
+
 /// A client that changes the memory which its own session shares with the node.
 #[test]
 fn a_node_refuses_accesses_outside_of_a_buffer() {
     const LEN: usize = 100_000;
+    const MARK: u64 = 0x6D61_726B;
     let scratch = Scratch::new("buffers");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let polite = Session::attach(scratch.cluster()).unwrap();
     let theirs = polite.alloc(None, LEN as u64, Placement::Local, Permissions::all()).unwrap();
-    let others: Vec<_> = ["halite-requests", "halite-replies"].map(mapped).into();
     let session = Session::attach(scratch.cluster()).unwrap();
     let lh = session.alloc(None, LEN as u64, Placement::Local, Permissions::all()).unwrap();
+    session.fetch_add(lh, 0, MARK).unwrap();
+    assert_eq!(session.fetch_add(lh, 0, 0).unwrap(), MARK);
+    let (requests, replies) = (line_with(MARK, "halite-requests").0, line_with(MARK, "halite-replies").0);
     let mut buffer = session.buffer(LEN).unwrap();
     buffer.fill(7);
     session.write(lh, 0, &buffer).unwrap();
 
     // The line of that write is the last one with its kind.
-    let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap();
-    let own =
-        |name, index: usize| mapped(name).into_iter().find(|range| !others[index].contains(range)).unwrap();
-    let (requests, replies) = (own("halite-requests", 0).start, own("halite-replies", 1).start);
-    let word = |at: u64| {
-        let mut word = [0; 8];
-        memory.read_exact_at(&mut word, at).unwrap();
-        u64::from_le_bytes(word)
-    };
+    let memory = memory();
+    let word = |at| word(&memory, at).unwrap();
     let last = (1..=32).rev().find(|line| word(requests + 64 * line) >> 16 & 0xFF == 7).unwrap();
     let line: Vec<u64> = (0..8).map(|at| word(requests + 64 * last + 8 * at)).collect();
     let [id, at, len] = [line[4], line[5], line[6]];
@@ -549,5 +568,33 @@ fn a_node_refuses_accesses_outside_of_a_buffer() {
     }
     assert!(buffer.iter().all(|byte| *byte == 7));
     polite.write(theirs, 0, &buffer).unwrap();
+    scratch.ok("down");
+}
+
+/// The node ends the objects of such a session in several rounds.
+#[test]
+fn a_session_that_the_node_ends_frees_all_its_functions() {
+    const UNKNOWN: Function = Function(0xC0_FFEE);
+    let scratch = Scratch::new("objects");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let [other, ending] = [0, 1].map(|_| Session::attach(scratch.cluster()).unwrap());
+    let functions = || (0..100).map(Function);
+    let _servers: Vec<_> =
+        functions().map(|function| ending.serve(function, ServeOptions::default()).unwrap()).collect();
+    let is_unknown = |session: &Session, function| {
+        let called = session.call(NodeId(0), function, b"", LONG);
+        called.is_err_and(|error| *error.cause() == CallCause::UnknownFunction)
+    };
+    assert!(is_unknown(&ending, UNKNOWN));
+
+    // The line of that call is the session's last one.
+    let memory = memory();
+    let (lines, last) = line_with(UNKNOWN.0.into(), "halite-requests");
+    // An invalid line, behind the next line, which the session itself writes.
+    let lap = word(&memory, lines + 64 * last).unwrap() & 0xFFFF;
+    let invalid: u64 = (0xFF << 16) + lap + (last + 1) / 32;
+    memory.write_all_at(&invalid.to_le_bytes(), lines + 64 * (1 + (last + 1) % 32)).unwrap();
+    let _ = ending.call(NodeId(0), UNKNOWN, b"", LONG);
+    eventually(|| functions().all(|function| is_unknown(&other, function)));
     scratch.ok("down");
 }

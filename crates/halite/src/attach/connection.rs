@@ -282,6 +282,11 @@ impl Connection {
         answer.ok()
     }
 
+    /// Ends the connection, its operations and calls. Returns the session, whose objects the caller must end.
+    pub(super) fn end(self) -> Option<Rc<Desk>> {
+        self.desk.clone()
+    }
+
     /// Returns true if there is something to do in the client's next turn.
     pub(super) fn wants_turn(&self) -> bool {
         self.wants_turn
@@ -384,7 +389,7 @@ impl Connection {
         self.started = self.started.wrapping_add(1);
         if wire::is_cancel(body) {
             if let Some(operation) = self.operations.remove(&request) {
-                self.end(operation);
+                self.end_operation(operation);
                 self.answer(request, wire::message(request, &(), &[]));
             } else if let Some(slot) = slot_of(request)
                 && self.calls.forget(&self.desk, slot)
@@ -420,7 +425,7 @@ impl Connection {
     }
 
     /// Drops an operation that was removed from the table of operations.
-    fn end(&mut self, operation: Operation) {
+    fn end_operation(&mut self, operation: Operation) {
         self.requested -= operation.bytes;
         if let Some(account) = &self.account {
             account.change(Quota::Operations, 1, 0);
@@ -437,7 +442,7 @@ impl Connection {
         let polled = operation.future.as_mut().poll(&mut Context::from_waker(&operation.waker));
         if let Poll::Ready(reply) = polled {
             let ended = self.operations.remove(&request).expect("looked up just before");
-            self.end(ended);
+            self.end_operation(ended);
             self.answer(request, reply.ok_or(Over)?);
         }
         Ok(())

@@ -230,6 +230,13 @@ impl Desk {
         drop(ended);
     }
 
+    /// Ends at most `max` objects. Returns true if there are more.
+    pub(super) fn end_some(&self, max: usize) -> bool {
+        let ids: Vec<u64> = self.objects.borrow().keys().take(max).copied().collect();
+        ids.into_iter().for_each(|id| self.end(id));
+        !self.objects.borrow().is_empty()
+    }
+
     pub(super) fn buffer(&self, id: u64) -> Option<Window> {
         match self.objects.borrow().get(&id)? {
             Object::Buffer(window) => Some(window.clone()),

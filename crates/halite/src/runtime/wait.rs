@@ -3,13 +3,13 @@
 //! This module does not know what a thread waits for.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
-use std::pin::Pin;
-use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::sync::{Arc, Mutex};
-use std::task::{Poll, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -65,6 +65,7 @@ impl Wakes {
 
 ranked! {
     Option<Arc<dyn Fabric>> => Innermost;
+    Due => Innermost;
 }
 
 /// Lets a thread sleep until the task that it runs is woken.
@@ -382,28 +383,64 @@ pub(crate) async fn yield_now() {
     .await;
 }
 
-/// Maximum number of futures that [`join_all`] starts before other tasks of the thread continue: about 0.1 ms of
+/// Maximum number of futures that [`join_all`] polls before other tasks of the thread continue: about 0.1 ms of
 /// notifications.
-const STARTED_MAX: usize = 32;
+const POLLED_MAX: usize = 32;
 
-/// Runs all futures concurrently. Returns their outputs in the order of the futures.
+/// The futures of a [`join_all`] that can continue, by index, and the waker of its task.
+type Due = (VecDeque<usize>, Waker);
+
+/// Wakes one future of a [`join_all`].
+struct Joined {
+    due: Arc<Mutex<Due>>,
+    index: usize,
+    /// True if the future is in the queue.
+    is_due: AtomicBool,
+}
+
+impl Wake for Joined {
+    fn wake(self: Arc<Self>) {
+        // Pairs with the AcqRel in join_all(): the poll that follows sees what happened before this wake-up.
+        if !self.is_due.swap(true, AcqRel) {
+            let mut due = lock(&self.due);
+            due.0.push_back(self.index);
+            let task = due.1.clone();
+            drop(due);
+            task.wake();
+        }
+    }
+}
+
+/// Runs all futures concurrently. Returns their outputs in the order of the futures. Polls only futures that were woken,
+/// because there may be thousands.
 pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut under_way: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
+    let due = Arc::new(Mutex::new((VecDeque::new(), Waker::noop().clone())));
+    let join = |(index, future): (usize, F)| {
+        let joined = Arc::new(Joined { due: due.clone(), index, is_due: AtomicBool::new(true) });
+        (Box::pin(future), joined.clone(), Waker::from(joined))
+    };
+    let mut under_way: Vec<_> = futures.enumerate().map(join).collect();
     let mut outputs: Vec<Option<F::Output>> = under_way.iter().map(|_| None).collect();
-    let mut started = 0;
+    let mut left = outputs.len();
+    lock(&due).0.extend(0..left);
     poll_fn(|context| {
-        started = outputs.len().min(started + STARTED_MAX);
-        // A wake-up may concern any future that was started.
-        let polled = under_way[..started].iter_mut().zip(&mut outputs);
-        for (future, output) in polled.filter(|(_, output)| output.is_none()) {
-            if let Poll::Ready(ready) = future.as_mut().poll(context) {
-                *output = Some(ready);
+        lock(&due).1.clone_from(context.waker());
+        for _ in 0..POLLED_MAX {
+            let Some(index) = lock(&due).0.pop_front() else { break };
+            let (future, joined, waker) = &mut under_way[index];
+            // Pairs with the AcqRel in wake().
+            joined.is_due.swap(false, AcqRel);
+            if outputs[index].is_none()
+                && let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(waker))
+            {
+                outputs[index] = Some(output);
+                left -= 1;
             }
         }
-        if started < outputs.len() {
+        if left > 0 && !lock(&due).0.is_empty() {
             context.waker().wake_by_ref();
         }
-        if outputs.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+        if left == 0 { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
     outputs.into_iter().flatten().collect()
@@ -426,25 +463,34 @@ mod tests {
         outer.give_back();
     }
 
-    /// Other tasks of the thread continue while many futures start, and a future that waits is polled again.
+    /// Other tasks of the thread continue while many futures start, and a wake-up polls only the future that it wakes.
     #[test]
-    fn many_futures_start_in_several_polls() {
-        let (started, is_open) = (Cell::new(0), Cell::new(false));
+    fn many_futures_start_in_several_polls_and_continue_alone() {
+        let (polls, first) = (Cell::new(0), RefCell::new(None::<Waker>));
         let future = |number: usize| {
-            let (mut begins, started, is_open) = (true, &started, &is_open);
-            poll_fn(move |_| {
-                started.set(started.get() + usize::from(std::mem::take(&mut begins)));
-                if number > 0 || is_open.get() { Poll::Ready(number) } else { Poll::Pending }
+            let (polls, first) = (&polls, &first);
+            poll_fn(move |context| {
+                polls.set(polls.get() + 1);
+                match number == 0 && first.borrow().is_none() {
+                    true => {
+                        first.replace(Some(context.waker().clone()));
+                        Poll::Pending
+                    }
+                    false => Poll::Ready(number),
+                }
             })
         };
-        let mut joined = std::pin::pin!(join_all((0..3 * STARTED_MAX).map(future)));
-        let mut context = std::task::Context::from_waker(Waker::noop());
+        let mut joined = std::pin::pin!(join_all((0..3 * POLLED_MAX).map(future)));
+        let mut context = Context::from_waker(Waker::noop());
         for turn in 1..4 {
             assert!(joined.as_mut().poll(&mut context).is_pending());
-            assert_eq!(started.get(), turn * STARTED_MAX);
+            assert_eq!(polls.get(), turn * POLLED_MAX);
         }
-        is_open.set(true);
-        assert_eq!(joined.as_mut().poll(&mut context), Poll::Ready((0..3 * STARTED_MAX).collect()));
+        assert!(joined.as_mut().poll(&mut context).is_pending());
+        assert_eq!(polls.get(), 3 * POLLED_MAX);
+        first.borrow().as_ref().expect("it was polled").wake_by_ref();
+        assert_eq!(joined.as_mut().poll(&mut context), Poll::Ready((0..3 * POLLED_MAX).collect()));
+        assert_eq!(polls.get(), 3 * POLLED_MAX + 1);
     }
 
     #[test]

@@ -187,7 +187,7 @@ impl Connection {
         // The reply is on its way, and the operation that waited for the queue is not needed.
         self.stop_receiving(slot);
         if let Some(operation) = self.operations.remove(&id_of(slot)) {
-            self.end(operation);
+            self.end_operation(operation);
         }
         Some(key)
     }
