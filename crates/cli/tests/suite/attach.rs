@@ -22,8 +22,8 @@ use fastrand::Rng;
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, socket_with,
 };
 
 use crate::support::{Process, Running, Scratch, bytes, eventually};
@@ -43,6 +43,25 @@ fn attach_skips_a_stopped_node() {
     assert!(text.contains("node 0 ") && text.contains("shows no principals"), "{text}");
     // The other node kills it after a lease.
     stopped.end();
+}
+
+#[test]
+fn attach_does_not_wait_behind_others_for_a_stopped_node() {
+    let scratch = Scratch::new("backlog");
+    scratch.ok("up --nodes 1 --detach");
+    let node = Process::open(scratch.pid(0));
+    node.stop();
+    let address = SocketAddrUnix::new(scratch.cluster().join("attach/node-0.sock")).unwrap();
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let waiting = || {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        rustix::net::connect(&socket, &address).map(|()| socket)
+    };
+    let held: Vec<_> = std::iter::from_fn(|| waiting().ok()).collect();
+    let refused = Session::attach(scratch.cluster()).unwrap_err();
+    assert!(matches!(refused, AttachError::Silent { .. }), "{refused}");
+    drop(held);
+    node.end();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Instant;
 
 use halite_tier::ids::NodeId;
@@ -67,10 +67,14 @@ pub(super) struct Server {
     turns: Turns,
     /// Sessions that have ended and still have objects.
     ended: Vec<Rc<Desk>>,
+    /// True while [`Server::finish_calls`] runs.
+    finishes_calls: bool,
     closer: Closer,
     next_client: u64,
     /// User id of the node's process.
     own_uid: u32,
+    /// User id under which the kernel shows all users that the node's user namespace does not map; `None` if it maps all.
+    unmapped_uid: Option<u32>,
     /// True if the thread waits for connections.
     accepts: bool,
     buffers: Buffers,
@@ -111,9 +115,11 @@ impl Server {
             rings: Rings::new(),
             turns: Turns::default(),
             ended: Vec::new(),
+            finishes_calls: false,
             closer,
             next_client: 0,
             own_uid: rustix::process::geteuid().as_raw(),
+            unmapped_uid: unmapped_uid(),
             accepts: true,
             buffers: Buffers::default(),
             direct: Rc::default(),
@@ -203,6 +209,13 @@ impl Server {
             return Ok(());
         };
         let socket = Socket::new(stream, self.closer.clone());
+        if uid != self.own_uid && Some(uid) == self.unmapped_uid {
+            static ONCE: Once = Once::new();
+            ONCE.call_once(|| {
+                tracing::warn!("refused a client: the node's user namespace does not map its user, and shows all such users as {uid}");
+            });
+            return Ok(());
+        }
         let of_user = self.clients.values().filter(|other| other.peer().uid == uid).count();
         // Sessions beyond the maximum are refused with a reason; connections that never say hello must not starve
         // others.
@@ -322,4 +335,14 @@ impl Server {
             Desk::new(session, is_owner, account, (self.buffers.clone(), self.direct.clone())),
         ))
     }
+}
+
+/// Returns the user id under which the kernel shows all users that the user namespace of this process does not map: in a
+/// container, users of its host. `None` if it maps all users.
+fn unmapped_uid() -> Option<u32> {
+    let maps = std::fs::read_to_string("/proc/self/uid_map").ok()?;
+    let lengths = maps.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+    let maps_all = lengths.sum::<u64>() >= u64::from(u32::MAX);
+    let uid = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
+    (!maps_all).then(|| uid.trim().parse().ok()).flatten()
 }

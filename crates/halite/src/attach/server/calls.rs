@@ -115,13 +115,25 @@ impl Server {
 
     /// Passes the ends of direct calls to their callers.
     pub(super) fn finish_calls(&mut self) {
-        for (call, ended) in self.direct.take_ended() {
-            let Some(caller) = self.clients.get_mut(&call.caller.client) else { continue };
-            match &ended {
-                Ended::Answered(output) => caller.finish_call(&call, Ok(output)),
-                Ended::Failed(cause) => caller.finish_call(&call, Err(*cause)),
-            }
-            self.send_to(call.caller.client);
+        // Sending may end a caller, and so the calls that it serves, and so on: a chain of clients must not use up the
+        // stack.
+        if std::mem::replace(&mut self.finishes_calls, true) {
+            return;
         }
+        loop {
+            let ended = self.direct.take_ended();
+            if ended.is_empty() {
+                break;
+            }
+            for (call, ended) in ended {
+                let Some(caller) = self.clients.get_mut(&call.caller.client) else { continue };
+                match &ended {
+                    Ended::Answered(output) => caller.finish_call(&call, Ok(output)),
+                    Ended::Failed(cause) => caller.finish_call(&call, Err(*cause)),
+                }
+                self.send_to(call.caller.client);
+            }
+        }
+        self.finishes_calls = false;
     }
 }
