@@ -17,7 +17,7 @@ const SAMPLE_INTERVAL_NS_MAX: u64 = 1_000_000_000;
 
 /// Estimates the round-trip time from packets that request a response and were sent only once. A response to a packet
 /// sent several times gives an upper bound, because it may answer any copy.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RoundTrip {
     smoothed_ns: Option<u64>,
     min_ns: Option<u64>,

@@ -1,4 +1,6 @@
-//! An estimate of a responder's clock, kept by the process of its requesters.
+//! An estimate of a responder's clock, and of the round trip to it, kept by the process of its requesters.
+
+use crate::round_trip::{RoundTrip, TIMEOUT_NS_MAX};
 
 /// An estimate of a stateless responder's clock, extrapolated from the stamp of its last answer; see [`super`].
 ///
@@ -8,8 +10,11 @@
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ServerClock {
     last: Option<Last>,
-    /// Smoothed round trip in ns, and its mean deviation.
-    round_trip_ns: Option<(u64, u64)>,
+    trip: RoundTrip,
+    /// Mean deviation of the round trip in ns.
+    deviation_ns: u64,
+    /// Time of the last answer to a packet that was sent once.
+    sampled_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -25,12 +30,14 @@ const TIMEOUT_NS_MIN: u64 = 1_250_000;
 impl ServerClock {
     /// Sets an upper bound of the round trip in ns, for the timeouts before the first measurement.
     pub fn expect_round_trip(&mut self, ns: u64) {
-        self.round_trip_ns.get_or_insert((ns, 0));
+        if self.round_trip_ns().is_none() {
+            self.trip.expect(ns);
+        }
     }
 
     /// Returns the smoothed round trip in ns, or its upper bound; `None` if neither is known.
     pub fn round_trip_ns(&self) -> Option<u64> {
-        self.round_trip_ns.map(|(smooth, _)| smooth)
+        self.trip.smoothed_ns().or(self.trip.bound_ns())
     }
 
     /// Returns the estimated time of the responder; `None` if no answer has arrived within the last `within_ns`.
@@ -40,9 +47,8 @@ impl ServerClock {
         (since_ns <= within_ns).then(|| last.stamp_ns.saturating_add(since_ns))
     }
 
-    /// Updates the estimate from an answer. `took_ns` is the round-trip time; `None` if the request was sent several
-    /// times.
-    pub(super) fn learn(&mut self, now_ns: u64, stamp_ns: u64, took_ns: Option<u64>) {
+    /// Updates the estimated time from an answer.
+    pub(super) fn learn(&mut self, now_ns: u64, stamp_ns: u64) {
         // A late answer has an old stamp: it would set the clock back.
         let is_newer = self.now_ns(now_ns, u64::MAX).is_none_or(|known_ns| known_ns < stamp_ns);
         let is_stale = self.last.is_none_or(|last| now_ns.saturating_sub(last.heard_ns) > STALE_NS);
@@ -53,16 +59,36 @@ impl ServerClock {
             let stamp_ns = last.stamp_ns.saturating_add(now_ns.saturating_sub(last.heard_ns));
             *last = Last { stamp_ns, heard_ns: now_ns };
         }
-        let Some(took_ns) = took_ns else { return };
-        let (smooth, deviation) = self.round_trip_ns.unwrap_or((took_ns, took_ns / 2));
-        let off = smooth.abs_diff(took_ns);
-        self.round_trip_ns = Some(((7 * smooth + took_ns) / 8, (3 * deviation + off) / 4));
+    }
+
+    /// Updates the estimated round trip from an answer, now, to a packet of which `copies` were sent, the first at
+    /// `sent_ns`. If there were several, the answer may be one to any of them, so its time is only an upper bound. A path
+    /// that has become longer than the timeout yields nothing else; on any other, packets that were sent once tell more.
+    pub(super) fn add_round_trip(&mut self, now_ns: u64, sent_ns: u64, copies: u32) {
+        let took_ns = now_ns.saturating_sub(sent_ns);
+        if copies > 1 {
+            if self.sampled_ns <= sent_ns {
+                self.trip.add_bound(took_ns, copies - 1);
+            }
+            return;
+        }
+        self.deviation_ns = match self.trip.smoothed_ns() {
+            Some(smooth_ns) => (3 * self.deviation_ns + smooth_ns.abs_diff(took_ns)) / 4,
+            None => took_ns / 2,
+        };
+        self.trip.add_sample(took_ns);
+        self.sampled_ns = now_ns;
     }
 
     /// Returns the time in ns after which a packet is sent again; it doubles with each of the `attempts` made so far.
+    // [ROCE-STATELESS-5]
     pub(super) fn timeout_ns(&self, attempts: u32) -> u64 {
-        let base = self.round_trip_ns.map_or(TIMEOUT_NS, |(smooth, deviation)| smooth + 4 * deviation);
-        base.max(TIMEOUT_NS_MIN) << attempts.min(6)
+        // Half of the round trip allows for a host that runs late, where measurements hardly deviate.
+        let measured = self.trip.smoothed_ns().map(|ns| ns + (4 * self.deviation_ns).max(ns / 2));
+        let bound = self.trip.bound_ns().map(|ns| ns + ns / 4);
+        let base = measured.max(bound).unwrap_or(TIMEOUT_NS);
+        let base = base.max(TIMEOUT_NS_MIN);
+        (base << attempts.min(6)).min(TIMEOUT_NS_MAX.max(base))
     }
 }
 

@@ -126,6 +126,9 @@ struct Piece {
     /// Time of the next transmission.
     due_ns: u64,
     attempts: u32,
+    /// True once the responder has answered that it has no room or that the call is in progress. Later answers do not
+    /// measure the round trip.
+    is_known: bool,
     /// True once the responder had no room for the packet.
     is_busy: bool,
     is_answered: bool,
@@ -339,8 +342,9 @@ impl Requester {
             self.fail(now_ns, index, piece, Outcome::MaybeDone);
             return None;
         }
-        let Piece { offset, len, number, stamp_ns, attempts, .. } = current.pieces[piece];
-        if attempts > 0 {
+        let Piece { offset, len, number, stamp_ns, attempts, is_known, is_busy, .. } = current.pieces[piece];
+        let is_reminder = is_known && !is_busy;
+        if attempts == 1 && !is_reminder {
             self.window.on_timeout(now_ns, current.pieces[piece].first_sent_ns);
         }
         let server_ns = clock.now_ns(now_ns, clock_life_ns);
@@ -451,11 +455,11 @@ impl Requester {
                 self.orders.undated.push((packet.number, packet.stamp_ns, order));
             }
             Kind::Ea => {
-                clock.learn(now_ns, packet.stamp_ns, None);
+                clock.learn(now_ns, packet.stamp_ns);
                 self.orders.ends.retain(|end| end.id != packet.number);
             }
             Kind::Gda if packet.number == CLOCK_REQUEST => {
-                clock.learn(now_ns, packet.stamp_ns, None);
+                clock.learn(now_ns, packet.stamp_ns);
                 self.orders.asked_ns = None;
             }
             _ => self.handle_answer(now_ns, clock, &packet, memory),
@@ -549,14 +553,16 @@ impl Requester {
         let Some((index, place)) = self.sent_as(packet.number) else { return };
         let current = &mut self.running[index];
         let piece = &mut current.pieces[place];
-        // The answer to a call takes as long as the responder's process.
-        let is_timed = piece.attempts == 1 && packet.kind != Kind::Calla;
-        let took_ns = is_timed.then(|| now_ns.saturating_sub(piece.first_sent_ns));
-        clock.learn(now_ns, packet.stamp_ns, took_ns);
+        clock.learn(now_ns, packet.stamp_ns);
         if piece.is_answered {
             return;
         }
         let answers_clock = packet.kind == Kind::Gda && current.work.has_effect();
+        let is_late = piece.is_known || answers_clock && piece.stamp_ns.is_some();
+        // The answer to a call takes as long as the responder's process: it is no sample, but an upper bound.
+        if piece.attempts > u32::from(packet.kind == Kind::Calla) && !is_late {
+            clock.add_round_trip(now_ns, piece.first_sent_ns, piece.attempts);
+        }
         if answers_clock || packet.status != Status::Done {
             // What follows may make the packet due.
             self.next_due_ns = 0;
@@ -584,7 +590,7 @@ impl Requester {
                 }
             }
             Status::Busy => {
-                piece.is_busy = true;
+                (piece.is_busy, piece.is_known) = (true, true);
                 piece.due_ns = now_ns + clock.timeout_ns(piece.attempts);
             }
             // The stamp is ahead of the responder's clock: a later copy will be valid.
@@ -599,6 +605,7 @@ impl Requester {
                 }
                 piece.number = self.next_number;
                 (piece.stamp_ns, piece.attempts, piece.due_ns) = (None, 0, now_ns);
+                piece.is_known = false;
                 self.next_number += 1;
             }
             Status::Expired => self.fail(now_ns, index, place, Outcome::MaybeDone),
@@ -606,6 +613,7 @@ impl Requester {
             // The call is answered when the responder's process has executed it, however long that takes.
             Status::InProgress => {
                 (piece.due_ns, piece.attempts, piece.began_ns) = (now_ns + REMINDER_NS, 1, Some(now_ns));
+                piece.is_known = true;
             }
         }
     }
@@ -620,9 +628,8 @@ impl Requester {
 
     fn mark_answered(&mut self, now_ns: u64, index: usize, place: usize, memory: &impl Memory) {
         let running = &mut self.running[index];
-        if running.pieces[place].attempts == 1 {
-            self.window.on_answer(running.pieces[place].weight());
-        }
+        let Piece { first_sent_ns, attempts, .. } = running.pieces[place];
+        self.window.on_answer(first_sent_ns, attempts, running.pieces[place].weight());
         running.mark_answered(place);
         if running.answered == running.pieces.len()
             && let Origin::Order { order, .. } = running.origin
@@ -722,6 +729,7 @@ impl Running {
                 began_ns: None,
                 due_ns: 0,
                 attempts: 0,
+                is_known: false,
                 is_busy: false,
                 is_answered: false,
             }

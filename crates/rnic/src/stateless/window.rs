@@ -1,7 +1,7 @@
 //! The congestion window of a stateless pair's requester: the maximum number of packets in flight.
 //!
 //! It doubles in each round trip up to half of the window at the last loss, then grows by one packet in each. A loss
-//! halves it, once per window.
+//! halves it, at most once per round trip.
 
 /// Minimum and first window: packets of 1 KiB that each requester may have in flight at any time.
 pub const WINDOW_PACKETS: usize = 16;
@@ -18,17 +18,31 @@ pub(super) struct Window {
     answers: usize,
     /// Time of the last loss. Losses of packets that were sent before it belong to the same window.
     lost_ns: u64,
+    /// True once a packet that was first sent after the last loss is answered: a round trip has passed. Until then, further
+    /// timeouts may only show that the path has become longer.
+    is_past_loss: bool,
 }
 
 impl Default for Window {
     fn default() -> Window {
-        Window { packets: WINDOW_PACKETS, threshold: WINDOW_PACKETS_MAX, answers: 0, lost_ns: 0 }
+        Window {
+            packets: WINDOW_PACKETS,
+            threshold: WINDOW_PACKETS_MAX,
+            answers: 0,
+            lost_ns: 0,
+            is_past_loss: true,
+        }
     }
 }
 
 impl Window {
-    /// Handles the answer to a packet that was sent once, and that counts as `weight` packets.
-    pub(super) fn on_answer(&mut self, weight: usize) {
+    /// Handles the answer to a packet that was first sent at `sent_ns`, in `copies` copies, and that counts as `weight`
+    /// packets.
+    pub(super) fn on_answer(&mut self, sent_ns: u64, copies: u32, weight: usize) {
+        self.is_past_loss |= sent_ns >= self.lost_ns;
+        if copies > 1 {
+            return;
+        }
         self.answers += weight;
         let is_below = self.packets < self.threshold;
         if is_below || self.answers >= self.packets {
@@ -37,10 +51,10 @@ impl Window {
         }
     }
 
-    /// Handles the timeout of a packet that was first sent at `sent_ns`.
+    /// Handles the first timeout of a packet that was sent at `sent_ns`.
     pub(super) fn on_timeout(&mut self, now_ns: u64, sent_ns: u64) {
-        if sent_ns >= self.lost_ns {
-            self.lost_ns = now_ns;
+        if sent_ns >= self.lost_ns && self.is_past_loss {
+            (self.lost_ns, self.is_past_loss) = (now_ns, false);
             self.threshold = (self.packets / 2).max(WINDOW_PACKETS);
             self.packets = self.threshold;
         }

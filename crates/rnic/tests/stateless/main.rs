@@ -3,6 +3,7 @@
 mod acks;
 mod lane;
 mod orders;
+mod path;
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -79,6 +80,9 @@ struct World {
     requester: Requester,
     clock: ServerClock,
     faults: Faults,
+    /// Delay of packets in ns, and its random part.
+    delay_ns: u64,
+    jitter_ns: u64,
     /// Index of the packet to lose, among the packets still to be sent.
     lost_packet: Option<u64>,
     /// Additional delay of the next packet.
@@ -120,6 +124,8 @@ impl World {
             requester: Requester::new(grant, 1),
             clock: ServerClock::default(),
             faults: Faults::default(),
+            delay_ns: DELAY_NS,
+            jitter_ns: 0,
             lost_packet: None,
             next_delay_ns: None,
             requests_lost_until_ns: 0,
@@ -148,7 +154,8 @@ impl World {
         if is_chosen || self.now_ns < lost_until_ns || self.below(100) < lost {
             return Vec::new();
         }
-        let delay_ns = if self.below(100) < late { 40 * DELAY_NS } else { DELAY_NS };
+        let jitter_ns = if self.jitter_ns > 0 { self.below(self.jitter_ns) } else { 0 };
+        let delay_ns = jitter_ns + if self.below(100) < late { 40 * DELAY_NS } else { self.delay_ns };
         let mut arrivals = vec![self.now_ns + delay_ns + self.next_delay_ns.take().unwrap_or(0)];
         if self.below(100) < repeated {
             arrivals.push(self.now_ns + 30 * DELAY_NS);
