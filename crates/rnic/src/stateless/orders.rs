@@ -12,7 +12,10 @@
 //!
 //! The responder keeps an order until the CQEP arrives or the responder gives up, and repeats the WQEP meanwhile. It
 //! never reuses an order's number within an epoch, so a repeated CQEP ends no other order. The requester remembers an
-//! order for T after its end, and ignores WQEPs older than T, so it executes each order once.
+//! order for T after the EA, and ignores WQEPs older than T, so it executes each order once.
+//!
+//! The responder keeps an order for at least [`LEASE_NS`] after each WQEP. The requester stamps no packet of the transfer
+//! after this time, so none takes effect more than T after the responder has given the order up.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -30,6 +33,13 @@ const BACKOFF_MAX: u32 = 6;
 const REMINDER_NS: u64 = 200_000_000;
 /// Number of unanswered WQEPs after which the responder stops waiting for the requester: more than 2 s.
 const ATTEMPTS_MAX: u32 = 12;
+
+/// Minimum time in ns between a WQEP and the end of its order, unless the requester has ended it: the wait after the last
+/// WQEP.
+pub(super) const LEASE_NS: u64 = TIMEOUT_NS << BACKOFF_MAX;
+/// Time in ns for which a requester repeats a CQEP without an EA: longer than the responder repeats the WQEP, which is up
+/// to 2.5 s after the last answer.
+pub(super) const END_PATIENCE_NS: u64 = 3_000_000_000;
 
 /// The requester that executes an order, with the values of its [`Grant`](super::Grant).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -203,21 +213,22 @@ impl Orders {
     }
 }
 
-/// Orders that a requester remembers for at least T after their end.
+/// Orders that a requester remembers for at least twice T after the responder has acknowledged their end, because the
+/// requester's estimate of the responder's clock may be late.
 #[derive(Debug, Default)]
 pub(super) struct EndedOrders {
-    /// Ended orders of the current and of the previous interval of T.
+    /// Ended orders of the current and of the previous interval of twice T.
     orders: [HashMap<u64, Status>; 2],
     began_ns: u64,
 }
 
 impl EndedOrders {
     pub(super) fn insert(&mut self, now_ns: u64, effect_life_ns: u64, id: u64, status: Status) {
-        let since_ns = now_ns.saturating_sub(self.began_ns);
-        if since_ns >= effect_life_ns {
+        let (since_ns, interval_ns) = (now_ns.saturating_sub(self.began_ns), 2 * effect_life_ns);
+        if since_ns >= interval_ns {
             self.orders.swap(0, 1);
             self.orders[0].clear();
-            if since_ns >= 2 * effect_life_ns {
+            if since_ns >= 2 * interval_ns {
                 self.orders[1].clear();
             }
             self.began_ns = now_ns;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem;
 
 use super::clock::ServerClock;
-use super::orders::{EndedOrders, Order, OrderKind};
+use super::orders::{END_PATIENCE_NS, EndedOrders, LEASE_NS, Order, OrderKind};
 use super::responder::{add_tag, seal};
 use super::tag::{self, Grant};
 use super::window::Window;
@@ -73,8 +73,9 @@ struct ReceivedOrders {
     undated: Vec<(u64, u64, Order)>,
     /// Time at which the requester last asked for the responder's clock.
     asked_ns: Option<u64>,
-    /// Orders that are posted or in progress.
-    running: Vec<u64>,
+    /// Orders that are posted or in progress, each with the time of the responder's clock in ns until which the responder
+    /// keeps it.
+    running: Vec<(u64, u64)>,
     /// Answers to WQEPs that are still to be sent.
     answers: VecDeque<(u64, Status)>,
     /// Ended orders whose CQEPs the responder has not acknowledged.
@@ -337,6 +338,7 @@ impl Requester {
         }
         let (clock_life_ns, patience_ns) = (self.clock_life_ns(), self.patience_ns.unwrap_or(PATIENCE_NS));
         let (index, piece) = self.next_piece(now_ns)?;
+        let kept_until_ns = self.orders.kept_until_ns(self.running[index].origin);
         let current = &mut self.running[index];
         if current.pieces[piece].is_given_up(now_ns, patience_ns) {
             self.fail(now_ns, index, piece, Outcome::MaybeDone);
@@ -347,7 +349,7 @@ impl Requester {
         if attempts == 1 && !is_reminder {
             self.window.on_timeout(now_ns, current.pieces[piece].first_sent_ns);
         }
-        let server_ns = clock.now_ns(now_ns, clock_life_ns);
+        let server_ns = clock.now_ns(now_ns, clock_life_ns).filter(|ns| *ns <= kept_until_ns);
         let sent = &mut current.pieces[piece];
         if attempts == 0 {
             sent.first_sent_ns = now_ns;
@@ -401,8 +403,9 @@ impl Requester {
     /// Writes the next packet about orders: an answer to a WQEP, a CQEP, or a request for the clock.
     fn transmit_for_orders(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
         let clock_life_ns = self.clock_life_ns();
+        let is_over = |end: &OrderEnd| end.due_ns <= now_ns && now_ns >= end.began_ns + END_PATIENCE_NS;
+        self.orders.forget_ends(now_ns, self.grant.effect_life_ns, is_over);
         let orders = &mut self.orders;
-        orders.ends.retain(|end| end.due_ns > now_ns || now_ns < end.began_ns + PATIENCE_NS);
         let asks_clock = |asked_ns: Option<u64>| asked_ns.is_none_or(|asked| now_ns >= asked + clock_life_ns);
         let (kind, number, status) = if let Some((id, status)) = orders.answers.pop_front() {
             (Kind::Ea, id, status)
@@ -456,7 +459,8 @@ impl Requester {
             }
             Kind::Ea => {
                 clock.learn(now_ns, packet.stamp_ns);
-                self.orders.ends.retain(|end| end.id != packet.number);
+                let is_acknowledged = |end: &OrderEnd| end.id == packet.number;
+                self.orders.forget_ends(now_ns, self.grant.effect_life_ns, is_acknowledged);
             }
             Kind::Gda if packet.number == CLOCK_REQUEST => {
                 clock.learn(now_ns, packet.stamp_ns);
@@ -474,7 +478,8 @@ impl Requester {
         let (effect_life_ns, clock_life_ns) = (self.grant.effect_life_ns, self.clock_life_ns());
         for (id, stamp_ns, order) in mem::take(&mut self.orders.undated) {
             let orders = &mut self.orders;
-            if orders.running.contains(&id) {
+            if let Some((_, until_ns)) = orders.running.iter_mut().find(|(running, _)| *running == id) {
+                *until_ns = (*until_ns).max(stamp_ns.saturating_add(LEASE_NS));
                 orders.answers.push_back((id, Status::Done));
                 continue;
             }
@@ -504,7 +509,7 @@ impl Requester {
             }
             match work_of(&order, memory) {
                 Some(work) => {
-                    orders.running.push(id);
+                    orders.running.push((id, stamp_ns.saturating_add(LEASE_NS)));
                     let (origin, rkey) = (Origin::Order { id, order }, self.grant.rkey);
                     self.posted.push_back(Posted { origin, rkey, work, overlaps: false });
                 }
@@ -551,6 +556,7 @@ impl Requester {
         memory: &impl Memory,
     ) {
         let Some((index, place)) = self.sent_as(packet.number) else { return };
+        let kept_until_ns = self.orders.kept_until_ns(self.running[index].origin);
         let current = &mut self.running[index];
         let piece = &mut current.pieces[place];
         clock.learn(now_ns, packet.stamp_ns);
@@ -570,7 +576,9 @@ impl Requester {
         if answers_clock {
             // This answers a request for the clock; the packet itself has not been sent yet.
             if piece.stamp_ns.is_none() {
-                (piece.due_ns, piece.attempts) = (now_ns, 0);
+                // The responder may have given the order up; a WQEP shows that it has not.
+                let wait_ns = if packet.stamp_ns > kept_until_ns { REMINDER_NS } else { 0 };
+                (piece.due_ns, piece.attempts) = (now_ns + wait_ns, 0);
             }
             return;
         }
@@ -580,13 +588,13 @@ impl Requester {
         match packet.status {
             Status::Done if packet.kind == Kind::Calla => {
                 current.bytes = packet.payload.to_vec();
-                self.mark_answered(now_ns, index, place, memory);
+                self.mark_answered(now_ns, packet.stamp_ns, (index, place), memory);
             }
             Status::Done => {
                 let (offset, len) = current.work.answer_range(piece.offset, piece.len);
                 if packet.payload.len() == len {
                     current.bytes[offset..offset + len].copy_from_slice(packet.payload);
-                    self.mark_answered(now_ns, index, place, memory);
+                    self.mark_answered(now_ns, packet.stamp_ns, (index, place), memory);
                 }
             }
             Status::Busy => {
@@ -626,17 +634,29 @@ impl Requester {
         })
     }
 
-    fn mark_answered(&mut self, now_ns: u64, index: usize, place: usize, memory: &impl Memory) {
+    /// Handles the end of a packet, whose answer the responder has sent at `server_ns` of its clock.
+    fn mark_answered(
+        &mut self,
+        now_ns: u64,
+        server_ns: u64,
+        (index, place): (usize, usize),
+        memory: &impl Memory,
+    ) {
         let running = &mut self.running[index];
         let Piece { first_sent_ns, attempts, .. } = running.pieces[place];
         self.window.on_answer(first_sent_ns, attempts, running.pieces[place].weight());
         running.mark_answered(place);
         if running.answered == running.pieces.len()
+            && running.failed.is_none()
             && let Origin::Order { order, .. } = running.origin
             && order.kind == OrderKind::Write
-            && memory.write(order.remote_key, order.remote, &running.bytes).is_err()
         {
-            running.failed = Some(Outcome::Refused);
+            // A write takes effect here, so that it must not be late here.
+            if server_ns > self.orders.kept_until_ns(running.origin) {
+                running.failed = Some(Outcome::MaybeDone);
+            } else if memory.write(order.remote_key, order.remote, &running.bytes).is_err() {
+                running.failed = Some(Outcome::Refused);
+            }
         }
         self.end_first(now_ns);
     }
@@ -673,10 +693,26 @@ impl Requester {
                     Outcome::Refused => Status::Refused,
                     Outcome::Busy | Outcome::MaybeDone => Status::Expired,
                 };
-                self.orders.running.retain(|running| *running != id);
+                self.orders.running.retain(|(running, _)| *running != id);
                 self.orders.ended.insert(now_ns, self.grant.effect_life_ns, id, status);
                 self.orders.ends.push(OrderEnd { id, status, began_ns: now_ns, due_ns: now_ns, attempts: 0 });
             }
+        }
+    }
+}
+
+impl ReceivedOrders {
+    /// Returns the time of the responder's clock in ns until which the responder keeps the order with this origin;
+    /// `u64::MAX` for a request of the process.
+    fn kept_until_ns(&self, origin: Origin) -> u64 {
+        let Origin::Order { id, .. } = origin else { return u64::MAX };
+        self.running.iter().find(|(running, _)| *running == id).map_or(0, |(_, until_ns)| *until_ns)
+    }
+
+    /// Stops repeating the CQEPs of some ended orders. Remembers the orders, because late WQEPs may still arrive.
+    fn forget_ends(&mut self, now_ns: u64, effect_life_ns: u64, is_over: impl Fn(&OrderEnd) -> bool) {
+        for OrderEnd { id, status, .. } in self.ends.extract_if(.., |end| is_over(end)) {
+            self.ended.insert(now_ns, effect_life_ns, id, status);
         }
     }
 }

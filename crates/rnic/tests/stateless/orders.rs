@@ -67,6 +67,88 @@ fn replayed_order_has_no_effect() {
     }
 }
 
+/// The responder repeats the WQEP until the end of the order arrives, so that a copy may be younger than T long after this
+/// end, and arrive after the ends of other orders.
+#[test]
+fn an_order_whose_end_arrived_late_is_executed_once() {
+    let mut world = World::new(Rights::ReadWrite);
+    assert_eq!(world.write(64, b"before.."), Outcome::Success(Vec::new()));
+    let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
+    world.responder.order(world.now_ns, target, order(OrderKind::Read, 64, 0, 8)).unwrap();
+    let is_executed = |world: &World| world.memory.0.borrow()[64..72] == world.theirs.0.borrow()[..8];
+    while !is_executed(&world) {
+        assert!(world.step());
+    }
+    // Requests, and so the end of the order, are lost for a while.
+    world.requests_lost_until_ns = world.now_ns + 150_000_000;
+    while world.orders_sent.len() < 2 || world.now_ns < world.requests_lost_until_ns {
+        assert!(world.step());
+    }
+    while world.responder.poll_order().is_none() {
+        assert!(world.step());
+    }
+    // The last WQEP arrives twice; another order ends meanwhile.
+    let copy = world.orders_sent.last().unwrap().clone();
+    let sent_ns = u64::from_be_bytes(copy[20..28].try_into().unwrap());
+    while world.responder.orders() > 0 || world.requester.outstanding() > 0 {
+        assert!(world.step());
+    }
+    world.now_ns += 1_000_000;
+    assert_eq!(world.order(order(OrderKind::Read, 128, 0, 8)), OrderOutcome::Success);
+    world.memory.0.borrow_mut()[64..72].copy_from_slice(b"later...");
+    world.now_ns = world.now_ns.max(sent_ns + EFFECT_LIFE_NS - 1_000_000);
+    world.to_requester.push((world.now_ns, copy));
+    while world.step() {}
+    assert_eq!(&world.memory.0.borrow()[64..72], b"later...");
+}
+
+/// The process may reuse the memory of an order T after its unknown outcome.
+#[test]
+fn an_order_has_no_effect_later_than_t_after_its_unknown_outcome() {
+    for kind in [OrderKind::Read, OrderKind::Write] {
+        let mut world = World::new(Rights::ReadWrite);
+        assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+        let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
+        for at in [64, 128] {
+            world.responder.order(world.now_ns, target, order(kind, at, at, 8)).unwrap();
+        }
+        // Both orders arrive, and then nothing for longer than the responder waits.
+        world.requests_lost_until_ns = world.now_ns + 2_500_000_000;
+        while world.orders_sent.len() < 2 || !world.to_requester.is_empty() {
+            assert!(world.step());
+        }
+        world.answers_lost_until_ns = world.requests_lost_until_ns;
+        let mut ended = 0;
+        while ended < 2 {
+            assert!(world.step());
+            let ends = std::iter::from_fn(|| world.responder.poll_order());
+            ended += ends.inspect(|done| assert_eq!(done.outcome, OrderOutcome::MaybeDone)).count();
+        }
+        let end_ns = world.now_ns;
+        assert!(end_ns < world.requests_lost_until_ns);
+        while world.now_ns < end_ns + EFFECT_LIFE_NS {
+            assert!(world.step());
+        }
+        let before = (world.memory.0.borrow().clone(), world.theirs.0.borrow().clone());
+        while world.step() {}
+        assert!(*world.memory.0.borrow() == before.0 && *world.theirs.0.borrow() == before.1, "{kind:?}");
+    }
+}
+
+/// A transfer that takes longer than the responder's first wait continues after each WQEP.
+#[test]
+fn a_slow_order_is_executed() {
+    for kind in [OrderKind::Read, OrderKind::Write] {
+        let mut world = World::new(Rights::ReadWrite);
+        world.delay_ns = 10_000_000;
+        world.faults.lost = 5;
+        assert_eq!(world.order(order(kind, 0, 256, 60_000)), OrderOutcome::Success, "{kind:?}");
+        world.requests_lost_until_ns = world.now_ns + 1_000_000_000;
+        world.answers_lost_until_ns = world.requests_lost_until_ns;
+        assert_eq!(world.order(order(kind, 0, 256, 8)), OrderOutcome::Success, "{kind:?}");
+    }
+}
+
 #[test]
 fn an_order_whose_end_was_lost_is_not_repeated_in_a_new_epoch() {
     let mut world = World::new(Rights::ReadWrite);
