@@ -123,6 +123,11 @@ impl Inbox {
         Some(caller)
     }
 
+    /// Returns the time in ns at which [`Inbox::sweep`] removes a call; `None` if there is no call.
+    pub(super) fn sweep_ns(&self) -> Option<u64> {
+        self.calls.first_key_value().map(|(_, caller)| caller.began_ns + CALL_LIFE_NS)
+    }
+
     /// Removes calls that are older than [`CALL_LIFE_NS`].
     pub(super) fn sweep(&mut self, now_ns: u64) {
         while let Some((id, caller)) = self.calls.first_key_value() {

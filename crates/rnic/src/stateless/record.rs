@@ -78,23 +78,37 @@ impl Record {
         self.intervals[0].insert(request_id, effect);
     }
 
+    /// Returns the time in ns at which [`Record::sweep`] frees memory; `None` if the record has none.
+    pub(super) fn sweep_ns(&self) -> Option<u64> {
+        let has_memory = self.intervals.iter().any(|effects| effects.capacity() > 0);
+        has_memory.then_some(self.began_ns + self.interval_ns)
+    }
+
     /// Begins a new interval if the current one has ended, and drops effects of the oldest.
     pub(super) fn sweep(&mut self, now_ns: u64) {
-        let ended = now_ns.saturating_sub(self.began_ns) / self.interval_ns;
-        for _ in 0..ended.min(INTERVALS as u64) {
+        let since_ns = now_ns.saturating_sub(self.began_ns);
+        if since_ns < self.interval_ns {
+            return;
+        }
+        if since_ns >= INTERVALS as u64 * self.interval_ns {
+            self.intervals = Default::default();
+        }
+        for _ in 0..(since_ns / self.interval_ns).min(INTERVALS as u64) {
             // The next interval probably has as many effects; a table that grows is copied each time.
             let expected = self.intervals[0].len();
+            if expected == 0 {
+                self.intervals[0] = HashMap::new();
+            }
             self.intervals.rotate_right(1);
             self.intervals[0] = HashMap::with_capacity(expected);
         }
-        if ended > 0 {
-            (self.began_ns, self.answer_bytes) = (now_ns, 0);
-        }
+        (self.began_ns, self.answer_bytes) = (now_ns, 0);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::EFFECT_LIFE_NS;
     use super::*;
 
     /// A copy finds the effect as long as its stamp is valid, at whatever time the first one came.
@@ -114,6 +128,24 @@ mod tests {
                     assert!(record.find(&id, stamp_ns).is_some(), "{first_ns} {stamp_ns} {now_ns}");
                 }
             }
+        }
+    }
+
+    /// A silence leaves no memory, whether the record is swept during it or afterwards.
+    #[test]
+    fn an_idle_record_has_no_memory() {
+        for step in [1, 2, 3, 10] {
+            let mut record = Record::new(EFFECT_LIFE_NS);
+            for number in 0..10_000 {
+                record.sweep(number * 10_000);
+                record.insert([0, 1, 5, number], Effect { status: Status::Done, answer: [].into() });
+            }
+            for round in 0..INTERVALS as u64 {
+                let due_ns = record.sweep_ns().unwrap_or(record.began_ns);
+                record.sweep(due_ns + (step - 1) * record.interval_ns + round % 2);
+            }
+            let capacities = record.intervals.each_ref().map(HashMap::capacity);
+            assert_eq!((capacities, record.sweep_ns()), ([0; INTERVALS], None), "{step} intervals");
         }
     }
 }

@@ -119,8 +119,7 @@ impl Responder {
         if bytes.len() > PAYLOAD_BYTES_FIRST {
             return Err(AnswerError::TooLong);
         }
-        self.now_ns = self.now_ns.max(now_ns);
-        self.sweep(self.now_ns);
+        self.sweep(now_ns);
         let Caller { request_id, from: to, qpn, number, rkey, rights, .. } =
             self.inbox.close(id).ok_or(AnswerError::Unknown)?;
         self.record.insert(request_id, Effect { status: Status::Done, answer: bytes.into() });
@@ -142,9 +141,17 @@ impl Responder {
         Ok((to, seal(&packet, &key, buffer)))
     }
 
-    fn sweep(&mut self, now_ns: u64) {
-        self.record.sweep(now_ns);
-        self.inbox.sweep(now_ns);
+    /// Frees the memory of effects and calls that are too old to be repeated. Each packet does so, too; the caller does it
+    /// when no packets arrive.
+    pub fn sweep(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+        self.record.sweep(self.now_ns);
+        self.inbox.sweep(self.now_ns);
+    }
+
+    /// Returns the time in ns at which [`Responder::sweep`] frees memory; `None` if there is none to free.
+    pub fn sweep_ns(&self) -> Option<u64> {
+        self.record.sweep_ns().into_iter().chain(self.inbox.sweep_ns()).min()
     }
 
     /// Starts an order, which the requester `target` executes, and returns the order's id. Fails at the maximum number
@@ -228,7 +235,7 @@ impl Responder {
         buffer: &mut [u8],
     ) -> Option<Answer> {
         // Packets of one batch may have no arrival time of their own, and the system's clock may be set.
-        self.now_ns = self.now_ns.max(now_ns);
+        self.sweep(now_ns);
         let now_ns = self.now_ns;
         let Some((packet, key)) = self.authenticate(from, body) else {
             self.counters.forged += 1;
@@ -307,7 +314,6 @@ impl Responder {
         memory: &impl Memory,
         payload: &mut [u8],
     ) -> Option<(Status, usize)> {
-        self.sweep(now_ns);
         let request_id = request_id(from, packet);
         if let Some(Effect { status, answer }) = self.record.find(&request_id, packet.stamp_ns) {
             self.counters.repeated += 1;

@@ -471,7 +471,7 @@ fn an_effect_whose_answer_was_lost_is_not_repeated_in_a_new_epoch() {
     assert_eq!(world.memory.0.borrow()[..8], 2u64.to_ne_bytes());
 }
 
-/// The record has the effects of the last intervals, of any requester.
+/// The record has the effects of the last intervals, of any requester, and no memory after a silence.
 #[test]
 fn the_record_forgets_former_requesters() {
     let mut world = World::new(Rights::ReadWrite);
@@ -493,9 +493,25 @@ fn the_record_forgets_former_requesters() {
         assert!(requester.poll_done().is_some_and(|done| done.outcome == Outcome::Success(Vec::new())));
     }
     assert_eq!(world.responder.recorded(), 1_999);
-    world.now_ns += 4 * EFFECT_LIFE_NS;
+    // Without packets, the responder's process sweeps.
+    let begin_ns = world.now_ns;
+    while let Some(due_ns) = world.responder.sweep_ns() {
+        assert!(due_ns > world.now_ns);
+        world.now_ns = due_ns;
+        world.responder.sweep(due_ns);
+    }
+    assert_eq!(world.responder.recorded(), 0);
+    assert!(world.now_ns <= begin_ns + 4 * EFFECT_LIFE_NS);
+}
+
+#[test]
+fn a_read_sweeps_the_record() {
+    let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
     assert_eq!(world.responder.recorded(), 1);
+    world.now_ns += 4 * EFFECT_LIFE_NS;
+    assert_eq!(world.read(0, 4), b"salt");
+    assert_eq!((world.responder.recorded(), world.responder.sweep_ns()), (0, None));
 }
 
 #[test]
