@@ -61,7 +61,7 @@ fn a_loss_is_repaired_soon_once_the_path_has_become_shorter() {
         run(&mut world, &work, 20);
         world.delay_ns = MS / 10;
         let (_, unhurt_ns) = run(&mut world, &work, 40);
-        world.lost_packet = Some(0);
+        world.chosen = Some((0, Vec::new()));
         let (_, ns) = run(&mut world, &work, 1);
         let late_ns = ns - unhurt_ns / 40;
         assert!((MS..3 * MS).contains(&late_ns), "{name}: {late_ns} ns late");
