@@ -3,7 +3,7 @@
 #![no_main]
 
 use halite_rnic::stateless::{
-    Lane, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_FIRST,
+    Grant, Lane, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_FIRST,
     PAYLOAD_BYTES_MAX, Requester, Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
@@ -36,6 +36,43 @@ impl Memory for Bytes {
 
     fn compare_swap(&self, key: u32, address: u64, _: u64, _: u64) -> Result<u64, Refused> {
         self.fetch_add(key, address, 0)
+    }
+}
+
+/// The responder's memory: panics at an access that the grant does not permit.
+struct Granted(Grant);
+
+impl Granted {
+    fn assert_named(&self, key: u32) {
+        assert!(self.0.rights == Rights::AnyKey || key == self.0.rkey, "the grant is one of another key");
+    }
+}
+
+impl Memory for Granted {
+    fn check(&self, key: u32, access: Access, address: u64, len: u64) -> Result<(), Refused> {
+        Bytes.check(key, access, address, len)
+    }
+
+    fn read(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
+        self.assert_named(key);
+        assert!(self.0.rights.read());
+        Bytes.read(key, address, target)
+    }
+
+    fn write(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
+        self.assert_named(key);
+        assert!(self.0.rights.write());
+        Bytes.write(key, address, source)
+    }
+
+    fn fetch_add(&self, key: u32, address: u64, add: u64) -> Result<u64, Refused> {
+        self.assert_named(key);
+        assert!(self.0.rights.read() && self.0.rights.write());
+        Bytes.fetch_add(key, address, add)
+    }
+
+    fn compare_swap(&self, key: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused> {
+        self.fetch_add(key, address, expected ^ new)
     }
 }
 
@@ -103,8 +140,96 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
         }
     }
     assert!(responder.poll_order().is_some(), "each packet of the order was answered");
+    hostile(now_ns, rkey % 2, rights, &note);
     exchange(now_ns, address, &note);
 });
+
+/// Length in bytes of the input for one hostile packet.
+const FIELDS_BYTES: usize = 40;
+
+/// Builds packets from any fields, with a valid tag: only the holder of a grant, or a responder, can send them.
+fn hostile(now_ns: u64, rkey: u32, rights: Rights, bytes: &[u8]) {
+    let from = "10.0.0.1:4791".parse().expect("an address");
+    let mut responder = Responder::new(1, [7; 32]);
+    let grant = responder.grant(from, Qpn::new(3), rkey, rights);
+    let (mut requester, mut lane) = (Requester::new(grant.clone(), 1), Lane::default());
+    lane.set_grant(grant.clone(), 1, 1_000_000_000);
+    let works = [
+        Work::Read { address: 0, len: 3_000 },
+        Work::FetchAdd { address: 0, add: 1 },
+        Work::Write { address: 0, bytes: vec![1; 3_000] },
+        Work::Call { bytes: vec![1; 8] },
+    ];
+    for (id, work) in (0..).zip(works) {
+        requester.post_to(id, rkey, work, true).expect("there is room");
+    }
+    let source = Source::Inline(vec![1; 64]);
+    let operation = Operation::Write { source, remote: Remote { rkey, address: 0 }, imm: Some(7) };
+    lane.post(Request { id: 0, operation, signalled: true, solicited: false });
+    let mut clock = ServerClock::default();
+    let memory = Granted(grant.clone());
+    let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
+    for (round, fields) in (1..).zip(bytes.chunks_exact(FIELDS_BYTES)) {
+        let now_ns = now_ns + round * 1_000_000;
+        while requester.poll_transmit(now_ns, &clock, &mut buffer).is_some() {}
+        while lane.poll_transmit(now_ns, &clock, &Bytes, &mut buffer).is_some() {}
+        let packet = packet_of(fields.try_into().expect("it has this length"), now_ns, &grant);
+        requester.handle_packet(now_ns, &mut clock, &packet, &Bytes);
+        lane.handle_answer(now_ns, &mut clock, &packet, &Bytes);
+        if let Some(answer) = responder.execute(now_ns, from, &packet, &memory, &mut buffer) {
+            if let Some(ack) = answer.acknowledged {
+                lane.handle_ack(now_ns, &mut clock, ack, &Bytes);
+            }
+            answer.seal(&mut buffer);
+        }
+        while let Some(message) = responder.poll_message() {
+            if message.is_call {
+                let _ = responder.answer(now_ns, message.id, &message.bytes, &mut buffer);
+            } else {
+                lane.handle_message(message);
+            }
+        }
+        while requester.poll_done().is_some() || lane.poll_event().is_some() {}
+    }
+}
+
+/// Returns a packet with these fields, and a tag under the key of the grant; see docs/protocol.md.
+fn packet_of(fields: &[u8; FIELDS_BYTES], now_ns: u64, grant: &Grant) -> Vec<u8> {
+    let u32_at = |at: usize| u32::from_be_bytes(fields[at..at + 4].try_into().expect("four bytes"));
+    let u64_at = |at: usize| u64::from_be_bytes(fields[at..at + 8].try_into().expect("eight bytes"));
+    let [kind, choices, status, content, ..] = *fields;
+    let has = |bit: u8| choices & 1 << bit != 0;
+    // Most packets have plausible values, which pass the first checks.
+    let carried = u32_at(4) as usize % if has(0) { PAYLOAD_BYTES_MAX + 2 } else { 32 };
+    let len = if has(1) { u32_at(8) } else { carried as u32 };
+    let number = if has(2) { u64_at(12) } else { u64_at(12) % 16 };
+    let stamp_ns = if has(3) { u64_at(20) } else { now_ns.saturating_sub(u64_at(20) % 100_000_000) };
+    let address = if has(4) { u64_at(28) } else { u64_at(28) % (LEN + 16) };
+    let rkey = if has(5) { u32_at(36) } else { grant.rkey };
+    let rights = match grant.rights {
+        Rights::Read => 1,
+        Rights::Write => 2,
+        Rights::ReadWrite => 3,
+        Rights::AnyKey => 7,
+    };
+    let mut packet = vec![0xe0 | kind & 0x1f, 0x40, 0xff, 0xff, 0, 0, 0, 3, 0, 0, 0, 0];
+    for field in [number, stamp_ns, address] {
+        packet.extend(field.to_be_bytes());
+    }
+    for field in [rkey, len, grant.epoch] {
+        packet.extend(field.to_be_bytes());
+    }
+    packet.extend([rights, status % 6]);
+    packet.extend((carried as u16).to_be_bytes());
+    packet.resize(packet.len() + carried.next_multiple_of(4), content);
+    if kind & 0x10 != 0 {
+        packet.extend([(number % 4).to_be_bytes(), now_ns.to_be_bytes()].concat());
+    }
+    let mut hasher = blake3::Hasher::new_keyed(&grant.key);
+    hasher.update(&packet[12..]).update(&packet[..1]).update(&packet[5..8]);
+    packet.extend(&hasher.finalize().as_bytes()[..16]);
+    packet
+}
 
 /// Two lanes write to each other; the requests of each carry its answers to the other.
 fn exchange(now_ns: u64, address: u64, bytes: &[u8]) {
