@@ -102,6 +102,8 @@ pub(super) struct Lane {
     stateless: Option<StatelessLane>,
     /// Number of the peer's requests on a stateless lane that this end answered from its record of effects.
     duplicates: u64,
+    /// Time in ns at which the responder's record of effects may be swept; `None` once a timer is set.
+    record_due_ns: Option<u64>,
     /// Requests that wait for their flow's turn.
     backlog: Backlog<Waiting>,
     /// Ids of the writes that leave in parts and have not completed. True if the completion has been reported, because
@@ -194,6 +196,7 @@ impl Connection {
                 held: Held::default(),
                 stateless: is_stateless.then(StatelessLane::default),
                 duplicates: 0,
+                record_due_ns: None,
                 backlog: Backlog::default(),
                 divided: HashMap::new(),
                 awaits_room: false,

@@ -488,11 +488,25 @@ impl Core {
         }
     }
 
+    /// Frees what the responders of stateless lanes have recorded about old requests.
+    fn sweep_responders(&self, now_ns: u64) {
+        // A request may have waited for up to a lease in a socket, and its age is that of its arrival.
+        let lease_ns = self.config.lease.as_nanos() as u64;
+        for port in self.ports.all() {
+            let mut responder = lock(&port.responder);
+            responder.sweep(now_ns.saturating_sub(lease_ns));
+            if let Some(sweep_ns) = responder.sweep_ns() {
+                self.add_deadline(sweep_ns + lease_ns);
+            }
+        }
+    }
+
     fn run_lane_timers(&self) {
         let now_ns = self.now_ns();
         // The swap comes first, to keep deadlines that other threads add meanwhile.
         self.due_ns.swap(NEVER, SeqCst);
         self.rebalance_for_waiters(now_ns);
+        self.sweep_responders(now_ns);
         for connection in self.peers() {
             let mut broken = None;
             let starts_path_discovery = connection.starts_path_discovery();

@@ -31,7 +31,7 @@ impl ServerClock {
     /// Sets an upper bound of the round trip in ns, for the timeouts before the first measurement.
     pub fn expect_round_trip(&mut self, ns: u64) {
         if self.round_trip_ns().is_none() {
-            self.trip.expect(ns);
+            self.trip.set_initial_bound(ns);
         }
     }
 

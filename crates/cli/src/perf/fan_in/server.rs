@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use halite_rnic::stateless::{Responder, Rights};
+use halite_rnic::stateless::{EFFECT_LIFE_NS, Responder, Rights};
 use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
 use halite_rnic::{Event, Operation, QueuePair, Request as QpRequest};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -46,6 +46,8 @@ pub struct FanInArgs {
 
 /// Interval between two checks for packets to retransmit.
 const LOOK: Duration = Duration::from_millis(1);
+/// Time after which a request has no effect any more.
+const EFFECT_LIFE: Duration = Duration::from_nanos(EFFECT_LIFE_NS);
 
 /// Common state of both threads.
 struct Shared {
@@ -90,9 +92,12 @@ pub fn serve(args: &FanInArgs) -> anyhow::Result<()> {
         orders_before: 0,
         cpu: Duration::ZERO,
     }));
-    if args.initiator == Initiator::Server || args.mode != Mode::Stateless {
-        socket.set_read_timeout(Some(LOOK)).context("cannot set a timeout")?;
-    }
+    // Without connection state, only the record of effects needs a look while no packet arrives.
+    let look = match (args.mode, args.initiator) {
+        (Mode::Stateless, Initiator::Client) => EFFECT_LIFE,
+        _ => LOOK,
+    };
+    socket.set_read_timeout(Some(look)).context("cannot set a timeout")?;
     let port = socket.local_addr()?.port();
     let (state, own, reply_size) = (shared.clone(), socket.try_clone()?, args.reply_size);
     threads::spawn("halite-packets", move || {
@@ -237,6 +242,9 @@ fn serve_packets(
         let is_due = looked.elapsed() >= LOOK;
         if is_due {
             looked = Instant::now();
+            if let Peers::Stateless(responder) = peers {
+                responder.sweep(now_ns);
+            }
         }
         let Some(job) = job else {
             if let Peers::Stateful(peers) = peers

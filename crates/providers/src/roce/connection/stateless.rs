@@ -99,7 +99,8 @@ impl Lane {
         mut packets: impl Iterator<Item = (u64, &'p [u8])>,
         holds: bool,
     ) -> u64 {
-        let Lane { stateless: Some(stateless), held, singly_until_ns, duplicates, .. } = self else {
+        let Lane { stateless: Some(stateless), held, singly_until_ns, duplicates, record_due_ns, .. } = self
+        else {
             return 0;
         };
         let Connection { outwards, address, own_address, salt, port_use, clock, .. } = connection;
@@ -136,6 +137,7 @@ impl Lane {
         };
         let refused = send_trains(port_use.port(), outwards, ends, singly, answer);
         *duplicates += responder.counters().repeated - before;
+        *record_due_ns = responder.sweep_ns();
         stateless.add_arrived(handled);
         self.trains_refused += refused;
         handled
@@ -198,7 +200,8 @@ impl Lane {
             let [sent, repeated, arrived] = self.stateless.as_ref()?.packets();
             self.count_timeout(context.now_ns, sent - repeated, arrived);
         }
-        self.stateless.as_ref()?.poll_timeout()
+        let record_due_ns = self.record_due_ns.take();
+        self.stateless.as_ref()?.poll_timeout().into_iter().chain(record_due_ns).min()
     }
 }
 
