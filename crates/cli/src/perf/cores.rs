@@ -48,12 +48,17 @@ impl Cores {
         self
     }
 
+    /// Returns all cores that this process may use.
+    pub fn all(&self) -> CpuSet {
+        set_of(&self.available)
+    }
+
     /// Returns the cores for a server thread: with `Apart`, one core for each, in turn.
     pub fn of_server(&self, thread: usize) -> CpuSet {
         match self.pinning {
             Pinning::Apart => set_of(&[self.available[thread % self.available.len()]]),
             Pinning::Shared => set_of(&[self.available[0]]),
-            Pinning::Any => set_of(&self.available),
+            Pinning::Any => self.all(),
         }
     }
 

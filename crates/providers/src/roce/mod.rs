@@ -81,8 +81,8 @@ const LANES: usize = 2;
 pub const LANES_MAX: usize = 4;
 /// Maximum length of a message in bytes.
 const SEND_BYTES_MAX: usize = 1 << 16;
-/// Maximum length in bytes of a source that is copied into its request.
-const INLINE_BYTES_MAX: usize = 4096;
+/// Maximum length in bytes of a source that is copied into its request: a page, and the header of a reply before it.
+const INLINE_BYTES_MAX: usize = 4096 + 64;
 /// Maximum value of [`RoceConfig::receivers`].
 pub const RECEIVERS_MAX: usize = 64;
 /// Maximum time for which a dropped fabric waits for acknowledgements.

@@ -188,6 +188,7 @@ struct Report {
     verb: Verb,
     clients: u32,
     size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
     reply_size: Option<u64>,
     iters: u64,
     #[serde(rename = "rate_Mops")]
@@ -267,13 +268,12 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     }
     let target = Target::new(args.svg.as_deref(), None, args.force)?;
     let cores = Cores::available(args.cores).context("cannot list the cores")?;
-    pin(cores.of_client(0)).context("cannot pin the clients to their core")?;
     let iterations = args.iterations.unwrap_or(200_000);
     let case = Case { mode, initiator, workload, verb, size, reply_size, iterations };
     let points = if args.svg.is_some() { decades(clients) } else { vec![clients] };
     let mut reports = Vec::new();
     for clients in points {
-        let report = case.measure(clients)?;
+        let report = case.measure(clients, &cores)?;
         match args.json {
             true => output::print_json(&report)?,
             false => output::print(&text(&report))?,
@@ -308,7 +308,7 @@ struct Case {
 }
 
 impl Case {
-    fn measure(&self, clients: u32) -> anyhow::Result<Report> {
+    fn measure(&self, clients: u32, cores: &Cores) -> anyhow::Result<Report> {
         let Case { mode, initiator, workload, verb, size, reply_size, .. } = *self;
         // Rounds are complete.
         let whole = |operations: u64| match workload {
@@ -317,6 +317,8 @@ impl Case {
         };
         let iterations = whole(self.iterations);
         let scratch = Scratch::create()?;
+        // The server process inherits the cores of this thread, and pins itself to another core than the clients.
+        pin(cores.all()).context("cannot use all cores")?;
         let flags = [name_of(&mode), name_of(&initiator)];
         let mut flags = ["--mode", &flags[0], "--initiator", &flags[1]].map(str::to_owned).to_vec();
         flags.extend(reply_size.into_iter().flat_map(|size| ["--reply-size".to_owned(), size.to_string()]));
@@ -325,6 +327,7 @@ impl Case {
         let Answer::Listening { port } = server.receive()? else {
             bail!("the server process does not listen")
         };
+        pin(cores.of_client(0)).context("cannot pin the clients to their core")?;
         let plan = generator::Plan { mode, workload, verb, clients, size, reply_size, port };
         let mut crowd = generator::Crowd::admit(&plan, |request| ask(&mut server, request))?;
         let mut execute = |operations, server: &mut ChildProcess| match initiator {
