@@ -36,7 +36,7 @@ pub enum AttachError {
     /// The cluster directory does not admit this user. Either no node runs there, or nodes that accept no sessions of this
     /// user.
     #[error(
-        "cannot attach: {} does not admit this user: no node runs there, or it accepts only its own user; its owner can start one with `--attach-mode 0666`",
+        "cannot attach: {} does not admit this user: no node runs there, it accepts only its own user (its owner can start one with `--attach-mode 0666`), or a folder above is closed to others (`chmod a+x` opens it)",
         path.display()
     )]
     NotAdmitted {
