@@ -366,21 +366,30 @@ fn descriptors_from_clients_do_not_block_the_node() {
     let polite = Session::attach(scratch.cluster()).unwrap();
     let lh = polite.alloc(None, 4096, Placement::Local, Permissions::all()).unwrap();
     let hello = hello(VERSION);
-    let open = || std::fs::read_dir(format!("/proc/{}/fd", scratch.pid(0))).unwrap().count();
+    let pid = scratch.pid(0);
+    let open = || std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     let open_before = open();
-    // Instead of a hello, and after one.
-    for before in [&hello[..0], &hello[..], &hello[..0]] {
+    let send = |before: &[u8], fd: OwnedFd| {
         let mut stream = connect(&scratch);
         stream.write_all(before).unwrap();
-        let (_listener, lingering) = lingering_socket();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = [lingering.as_fd()];
+        let fds = [fd.as_fd()];
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
         rustix::net::sendmsg(&stream, &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL).unwrap();
-        // Where the node was faster, this end is the last one, and its close blocks.
-        std::thread::spawn(|| drop(lingering));
-        let _ = stream.read_to_end(&mut Vec::new());
+        stream
+    };
+    let (_listener, lingering) = lingering_socket();
+    // Until the node runs again, it closes nothing: its reference to the descriptor becomes the last one.
+    let node = Process::open(pid);
+    node.stop();
+    let mut stream = send(b"", lingering.into());
+    node.resume();
+    let _ = stream.read_to_end(&mut Vec::new());
+    // More than the descriptors that the node closes meanwhile: each instead of a hello, or after one.
+    for round in 0..40 {
+        let before = &hello[..hello.len() * (round % 2)];
+        let _ = send(before, File::open("/dev/null").unwrap().into()).read_to_end(&mut Vec::new());
         polite.write(lh, 0, b"still here").unwrap();
     }
     eventually(|| open() <= open_before);
