@@ -1,17 +1,16 @@
 //! Barriers: all participants pass together, or none.
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use halite::{BarrierCause, Permissions, RegionCause, Who};
 
-use super::cluster::{Cluster, Harness, eventually};
+use super::calls::join_all;
+use super::cluster::{Cluster, Harness, eventually, expect_long_pending};
 use super::refused;
 use super::session::{Session, block_on};
-use super::turns::scope;
+use super::turns::{expect_pending, poll_once, scope};
 
 /// Longer than any operation here takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -21,29 +20,15 @@ const SHORT: Duration = Duration::from_millis(2);
 pub fn no_participant_passes_before_all_have_arrived(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.futures(index));
-    let mut first = pin!(sessions[0].barrier("gate", 3, LONG));
-    let mut second = pin!(sessions[1].barrier("gate", 3, LONG));
-    let mut context = Context::from_waker(Waker::noop());
+    let enter = |node: usize| Box::pin(sessions[node].barrier("gate", 3, LONG));
+    let mut waiting = vec![enter(0), enter(1)];
     for _ in 0..100 {
-        assert!(first.as_mut().poll(&mut context).is_pending());
-        assert!(second.as_mut().poll(&mut context).is_pending());
+        waiting.iter_mut().for_each(expect_pending);
         cluster.session(0).status().unwrap();
     }
     // All three are polled, because the requests of the first two may still be in flight.
-    let third = pin!(sessions[2].barrier("gate", 3, LONG));
-    let mut waiting: Vec<(usize, Pin<&mut dyn Future<Output = _>>)> =
-        vec![(0, first), (1, second), (2, third)];
-    let all = poll_fn(|context| {
-        waiting.retain_mut(|(index, barrier)| match barrier.as_mut().poll(context) {
-            Poll::Ready(passed) => {
-                assert_eq!(passed, Ok(1), "node {index}");
-                false
-            }
-            Poll::Pending => true,
-        });
-        if waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    });
-    block_on(&sessions[0], all);
+    waiting.push(enter(2));
+    assert_eq!(block_on(&sessions[0], join_all(waiting)), [Ok(1), Ok(1), Ok(1)]);
 }
 
 /// Expects that a barrier can be passed again, that no participant is a round ahead, and that all participants count
@@ -76,11 +61,7 @@ pub fn a_missing_participant_is_a_timeout_for_all(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (patient, hasty) = (cluster.futures(0), cluster.session(1));
     let mut waiting = pin!(patient.barrier("bus", 3, LONG));
-    let mut context = Context::from_waker(Waker::noop());
-    for _ in 0..100 {
-        assert!(waiting.as_mut().poll(&mut context).is_pending());
-        hasty.status().unwrap();
-    }
+    expect_long_pending(&mut waiting, &hasty, 100);
     refused!(hasty.barrier("bus", 3, SHORT), BarrierCause::Timeout);
     assert_eq!(block_on(&patient, waiting).unwrap_err().cause, BarrierCause::Timeout);
     refused!(hasty.barrier("bus", 2, Duration::ZERO), BarrierCause::Timeout);
@@ -93,11 +74,10 @@ pub fn another_number_of_participants_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (first, other) = (cluster.futures(0), cluster.session(1));
     let mut waiting = Box::pin(first.barrier("table", 2, LONG));
-    let mut context = Context::from_waker(Waker::noop());
     eventually("the first has arrived", || {
         for _ in 0..20 {
             // A participant that arrives second with another number is refused, and tries again.
-            if waiting.as_mut().poll(&mut context).is_ready() {
+            if poll_once(&mut waiting).is_ready() {
                 waiting = Box::pin(first.barrier("table", 2, LONG));
             }
             other.status().unwrap();
@@ -118,10 +98,7 @@ pub fn an_abandoned_arrival_is_not_counted(h: &dyn Harness) {
     let (quitter, other) = (cluster.futures(1), cluster.session(0));
     for polls in 0..40 {
         let mut waiting = Box::pin(quitter.barrier("doubt", 2, LONG));
-        for _ in 0..polls {
-            assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-            other.status().unwrap();
-        }
+        expect_long_pending(&mut waiting, &other, polls);
         drop(waiting);
         // Arrives after the withdrawal, because one node sends both.
         refused!(Session::new(&quitter).barrier("doubt", 2, SHORT), BarrierCause::Timeout);
@@ -137,10 +114,7 @@ pub fn a_participant_that_left_is_not_counted(h: &dyn Harness) {
     let leaving = cluster.futures(2);
     let mut waiting = Box::pin(leaving.barrier("pier", 2, LONG));
     let other = cluster.session(0);
-    for _ in 0..100 {
-        assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        other.status().unwrap();
-    }
+    expect_long_pending(&mut waiting, &other, 100);
     cluster.leave(2);
     assert!(block_on(&leaving, waiting).is_err(), "the node has left");
     refused!(other.barrier("pier", 2, SHORT), BarrierCause::Timeout);

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use fastrand::Rng;
-use halite::{Call, CallCause, CallError, Function, NodeId, ReplyCause, ServeCause, ServeOptions};
+use halite::{Call, CallCause, Function, NodeId, ReplyCause, ServeCause, ServeOptions};
 
-use super::cluster::{Cluster, Harness, eventually, pattern};
-use super::refused;
+use super::cluster::{Cluster, Harness, await_value, pattern};
 use super::session::{Server, Session, block_on};
-use super::turns::scope;
+use super::turns::{expect_pending, poll_once, scope};
+use super::{eventually_refused, refused};
 
 /// Timeout of calls that are answered: longer than any of them takes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -66,9 +66,7 @@ impl Drop for Closing<'_> {
 
 /// Waits until the server learns that the caller no longer waits for the answer.
 pub(super) fn await_caller_gone(call: &Call) {
-    eventually("the server learns that the caller has gone", || {
-        if call.is_wanted() { Err("the call is still wanted".to_owned()) } else { Ok(()) }
-    });
+    await_value("the call is no longer wanted", || call.is_wanted(), |is_wanted| !is_wanted);
 }
 
 fn check_echo(session: &Session, node: NodeId, len: u64, seed: u64) {
@@ -242,15 +240,10 @@ pub fn a_full_function_refuses_calls(h: &dyn Harness) {
     let server = there.serve(ECHO, options).unwrap();
     let futures = cluster.futures(0);
     let mut calls: Vec<_> = (0..3).map(|_| Box::pin(futures.call(THERE, ECHO, b"waits", PATIENCE))).collect();
-    for call in &mut calls {
-        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    }
+    calls.iter_mut().for_each(expect_pending);
     refused!(here.call(THERE, ECHO, b"", PATIENCE), CallCause::Busy);
     calls.pop();
-    eventually("there is room again", || match here.call(THERE, ECHO, b"", IMPATIENCE) {
-        Err(CallError { cause: CallCause::Timeout, .. }) => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
+    eventually_refused!(here.call(THERE, ECHO, b"", IMPATIENCE), CallCause::Timeout);
     scope(|scope| {
         scope.spawn(|| serve_echo(&server));
         let _closing = Closing(&server);
@@ -275,7 +268,7 @@ pub fn an_unanswered_call_times_out(h: &dyn Harness) {
                 while !held.is_finished() {
                     refused!(here.call_into(THERE, SINK, b"", &mut buffer, IMPATIENCE), CallCause::Timeout);
                 }
-                held.join().expect("the thread does not panic")
+                held.join()
             });
             await_caller_gone(&held);
             refused!(held.reply(&vec![7; len]), ReplyCause::CallerGone);
@@ -313,9 +306,7 @@ pub fn calls_fail_when_their_function_ends(h: &dyn Harness) {
         let inputs = [10, 100_000].map(|len| vec![1; len]);
         let call = |input| Box::pin(futures.call(THERE, ECHO, input, PATIENCE));
         let mut waiting: Vec<_> = inputs.iter().map(|input: &Vec<u8>| call(input)).collect();
-        for call in &mut waiting {
-            assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        }
+        waiting.iter_mut().for_each(expect_pending);
         server.close();
         for answer in here.block_on(join_all(waiting)) {
             let cause = answer.unwrap_err().cause;
@@ -325,7 +316,7 @@ pub fn calls_fail_when_their_function_ends(h: &dyn Harness) {
         refused!(here.call(THERE, ECHO, b"", PATIENCE), CallCause::UnknownFunction);
         refused!(server.recv(), ServeCause::Closed);
         first.reply(b"done").unwrap();
-        assert_eq!(handled.join().expect("the thread does not panic").unwrap(), b"done");
+        assert_eq!(handled.join().unwrap(), b"done");
     });
 }
 
@@ -387,7 +378,7 @@ pub fn receivers_of_one_function_share_its_calls(h: &dyn Harness) {
             .collect();
         let mut numbers: Vec<u64> = callers
             .into_iter()
-            .flat_map(|caller| caller.join().expect("the thread does not panic"))
+            .flat_map(|caller| caller.join())
             .map(|answer| u64::from_le_bytes(answer.try_into().expect("eight bytes")))
             .collect();
         numbers.sort_unstable();
@@ -431,7 +422,7 @@ pub fn an_unserved_function_blocks_only_itself(h: &dyn Harness) {
     let mut stuck: Vec<_> = (0..200).map(|_| Box::pin(futures.call(THERE, SINK, &input, PATIENCE))).collect();
     with_echo(&cluster.session(1), 1, || {
         for call in &mut stuck {
-            assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            expect_pending(call);
             check_echo(&here, THERE, 500, 1);
         }
     });
@@ -491,9 +482,7 @@ pub fn thousands_of_calls_wait_at_once(h: &dyn Harness) {
     let inputs: Vec<_> = (0..calls).map(|number| (number as u64).to_le_bytes()).collect();
     let mut calls: Vec<_> =
         inputs.iter().map(|input| Box::pin(session.call(THERE, ECHO, input, PATIENCE))).collect();
-    for call in &mut calls {
-        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    }
+    calls.iter_mut().for_each(expect_pending);
     scope(|scope| {
         let _closing = Closing(&server);
         scope.spawn(|| serve_echo(&server));
@@ -515,7 +504,7 @@ pub fn abandoned_calls_leak_nothing(h: &dyn Harness) {
         for number in 0..CALLS {
             let function = if number % 2 == 0 { ECHO } else { SINK };
             let mut call = Box::pin(session.call(THERE, function, b"never mind", PATIENCE));
-            let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            let polled = poll_once(&mut call);
             if let Poll::Ready(Err(error)) = polled {
                 assert!([CallCause::TooManyCalls, CallCause::Busy].contains(&error.cause), "{error}");
             }
@@ -545,7 +534,7 @@ pub fn calls_end_with_the_servers_node(h: &dyn Harness) {
         });
         let call = server.recv().unwrap();
         cluster.leave(2);
-        let error = caller.join().expect("the thread does not panic");
+        let error = caller.join();
         assert!(error.cause == CallCause::PeerDown && error.may_have_run, "{error}");
         call
     });
@@ -567,7 +556,7 @@ pub fn a_handler_survives_its_callers_node(h: &dyn Harness) {
         let caller = scope.spawn(|| leaving.call(THERE, ECHO, &vec![1; 100_000], PATIENCE));
         let call = server.recv().unwrap();
         cluster.leave(2);
-        refused!(caller.join().expect("the thread does not panic"), CallCause::NodeClosed(NodeId(2)));
+        refused!(caller.join(), CallCause::NodeClosed(NodeId(2)));
         call
     });
     refused!(leaving.call(THERE, ECHO, b"", PATIENCE), CallCause::NodeClosed(NodeId(2)));

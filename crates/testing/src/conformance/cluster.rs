@@ -1,12 +1,13 @@
 //! Small clusters for the conformance cases, and functions that cases share.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
 
 use fastrand::Rng;
 use halite::{Config, JoinError, Lh, NodeId, NodeState, NodeStatus, Permissions, Placement};
 
 use super::session::Session;
-use super::turns::pause_again;
+use super::turns::{expect_pending, pause_again};
 
 /// Bytes per chunk in all cases: small, so that ordinary lengths cross borders between chunks.
 pub const CHUNK: u64 = 64 << 10;
@@ -17,7 +18,7 @@ pub const ARENA: u64 = 16 << 20;
 /// An environment that runs the nodes of a case: real or simulated nodes over one kind of fabric.
 pub trait Harness {
     /// Creates an empty cluster. Dropping the result makes its nodes leave.
-    fn create(&self) -> Box<dyn Place>;
+    fn create(&self) -> Box<dyn Nodes>;
 
     /// Returns the number of repetitions of a case: `many` if repetitions are cheap and may find more faults, otherwise
     /// `enough`.
@@ -31,13 +32,13 @@ pub trait Harness {
         true
     }
 
-    /// Returns the reason why the harness cannot run a case, if any.
-    fn cannot(&self, _case: &str) -> Option<&'static str> {
+    /// Returns the reason why the harness cannot run a case, if any. `_area` is the name of the case's module.
+    fn cannot(&self, _area: &str, _case: &str) -> Option<&'static str> {
         None
     }
 }
 
-/// Starts nodes, and makes them leave or die.
+/// The nodes of one cluster.
 pub trait Nodes {
     /// Starts the node with the number in `config`. It joins the other nodes of this cluster, or is the first one.
     fn start(&self, config: Config) -> Result<(), JoinError>;
@@ -50,22 +51,14 @@ pub trait Nodes {
 
     /// Returns the pid of a node's process, as other nodes see it.
     fn pid(&self, node: NodeId) -> u32;
-}
 
-/// Provides sessions.
-pub trait Sessions {
     /// Returns a new session of a running node, with the node's principal.
     fn session(&self, node: NodeId) -> halite::Session;
 }
 
-/// The nodes of one cluster, and their sessions.
-pub trait Place: Nodes + Sessions {}
-
-impl<P: Nodes + Sessions> Place for P {}
-
 /// Nodes 0, 1, 2 and so on of one cluster.
 pub struct Cluster {
-    place: Box<dyn Place>,
+    members: Box<dyn Nodes>,
     /// Changes the default configuration of all nodes.
     tune: fn(&mut Config),
     /// Number of nodes at the start.
@@ -95,7 +88,7 @@ impl Cluster {
     }
 
     fn start_all(harness: &dyn Harness, members: &[(&str, u64)], tune: fn(&mut Config)) -> Cluster {
-        let cluster = Cluster { place: harness.create(), tune, nodes: members.len() };
+        let cluster = Cluster { members: harness.create(), tune, nodes: members.len() };
         for (id, (principal, arena_bytes)) in members.iter().enumerate() {
             cluster.start(id as u32, principal, *arena_bytes).expect("the node joins");
         }
@@ -107,11 +100,13 @@ impl Cluster {
     fn await_full_mesh(&self) {
         for index in 0..self.nodes {
             let session = self.session(index);
-            eventually("all nodes know each other", || {
-                let all = session.status().map_err(|error| error.to_string())?;
-                let alive = all.iter().filter(|status| status.state == NodeState::Alive).count();
-                if alive == self.nodes { Ok(()) } else { Err(format!("node {index} sees {all:?}")) }
-            });
+            let is_alive = |status: &&NodeStatus| status.state == NodeState::Alive;
+            let sees_all = |all: &Vec<NodeStatus>| all.iter().filter(is_alive).count() == self.nodes;
+            await_value(
+                &format!("node {index} knows all nodes"),
+                || session.status().expect("status"),
+                sees_all,
+            );
         }
     }
 
@@ -126,7 +121,7 @@ impl Cluster {
             ..Config::default()
         };
         (self.tune)(&mut config);
-        self.place.start(config)
+        self.members.start(config)
     }
 
     /// Opens a session of node `index`, which must not have left.
@@ -136,22 +131,22 @@ impl Cluster {
 
     /// Opens an asynchronous session of node `index`: its operations return futures.
     pub fn futures(&self, index: usize) -> halite::Session {
-        self.place.session(NodeId(index as u32))
+        self.members.session(NodeId(index as u32))
     }
 
     /// Makes node `index` leave.
     pub fn leave(&mut self, index: usize) {
-        self.place.leave(NodeId(index as u32));
+        self.members.leave(NodeId(index as u32));
     }
 
     /// Ends node `index` without notice to the others.
     pub fn kill(&mut self, index: usize) {
-        self.place.kill(NodeId(index as u32));
+        self.members.kill(NodeId(index as u32));
     }
 
     /// Returns the pid of node `index`.
     pub fn pid(&self, index: usize) -> u32 {
-        self.place.pid(NodeId(index as u32))
+        self.members.pid(NodeId(index as u32))
     }
 
     /// Returns the status of node `index` according to node 0.
@@ -162,29 +157,44 @@ impl Cluster {
 
     /// Waits until no node holds a byte, a region or a mapping, so that nothing has leaked.
     pub fn expect_empty(&self) {
-        eventually("every node is empty", || {
-            let all = self.session(0).status().expect("status");
-            let held = |status: &NodeStatus| {
-                status.bytes_used + status.bytes_quarantined + status.regions + status.mappings
-            };
-            if all.iter().all(|status| held(status) == 0) { Ok(()) } else { Err(format!("{all:?}")) }
-        });
+        let is_empty = |status: &NodeStatus| {
+            status.bytes_used + status.bytes_quarantined + status.regions + status.mappings == 0
+        };
+        let status = || self.session(0).status().expect("status");
+        await_value("every node is empty", status, |all| all.iter().all(is_empty));
     }
 }
 
 /// Repeats `attempt` until it succeeds. Other threads run in between, in pauses that grow. Panics after a maximum
 /// number of attempts; there is no time limit.
-pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
+pub fn eventually<T, E: ToString>(what: &str, mut attempt: impl FnMut() -> Result<T, E>) -> T {
     const ATTEMPTS_MAX: u32 = 20_000;
     let mut last = String::new();
     for attempts in 0..ATTEMPTS_MAX {
         match attempt() {
             Ok(value) => return value,
-            Err(why) => last = why,
+            Err(error) => last = error.to_string(),
         }
         pause_again(attempts);
     }
     panic!("gave up waiting until {what}: {last}");
+}
+
+/// Repeats `read` until `is_expected` accepts its value, and returns this value. Waits as [`eventually`] does.
+pub fn await_value<T: Debug>(what: &str, mut read: impl FnMut() -> T, is_expected: impl Fn(&T) -> bool) -> T {
+    eventually(what, || {
+        let value = read();
+        if is_expected(&value) { Ok(value) } else { Err(format!("{value:?}")) }
+    })
+}
+
+/// Expects that a future stays pending for `polls` polls. After each poll, a round trip of `session` lets messages
+/// arrive.
+pub fn expect_long_pending<F: Future + Unpin>(future: &mut F, session: &Session, polls: usize) {
+    for _ in 0..polls {
+        expect_pending(future);
+        session.status().expect("status");
+    }
 }
 
 /// Allocates a named region on the session's node. Every principal has all permissions on it except that of a master.

@@ -4,16 +4,16 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 
 use halite::{
     Function, Lh, NodeId, Permissions, Placement, Port, ReadOp, RegionCause, ServeOptions, Who, WriteOp,
 };
 
 use super::calls::{PATIENCE, serve_echo};
-use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, pattern};
+use super::cluster::{CHUNK, Cluster, Harness, await_value, eventually, everyone, pattern};
 use super::session::{Session, block_on};
-use super::turns::{poll_at_most, scope};
+use super::turns::{expect_pending, poll_at_most, scope};
 
 /// More polls than any operation takes on two idle nodes.
 const POLLS_MAX: usize = 200;
@@ -68,10 +68,7 @@ pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
             Session::new(&session).unmap(lh.expect("the completed map succeeds")).unwrap();
         }
         // The session stays open: its end would release leaked mappings, and so hide them.
-        eventually("node 0 maps nothing", || match cluster.status(0).mappings {
-            0 => Ok(()),
-            left => Err(format!("{left} mappings")),
-        });
+        await_value("node 0 maps nothing", || cluster.status(0).mappings, |count| *count == 0);
         is_done
     });
     owner.free(lh).unwrap();
@@ -242,7 +239,7 @@ pub fn an_abandoned_send_leaks_nothing(h: &dyn Harness) {
         }
         // Earlier messages are received before this one.
         cluster.session(0).send(NodeId(1), PORT, b"").unwrap();
-        let received = received.join().expect("the thread does not panic");
+        let received = received.join();
         assert!(
             received.is_sorted_by(|one, next| number_in(one) < number_in(next)),
             "a message arrived twice or out of order"
@@ -265,7 +262,7 @@ pub fn an_abandoned_recv_leaves_its_call_to_others(h: &dyn Harness) {
         let input = pattern(len, len);
         for polls in 0..10 {
             let mut calling = Box::pin(session.call(NodeId(1), ECHO, &input, PATIENCE));
-            assert!(calling.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            expect_pending(&mut calling);
             let call = match poll_at_most(polls, server.as_async().recv()) {
                 Poll::Ready(call) => call.unwrap(),
                 Poll::Pending => server.recv().unwrap(),

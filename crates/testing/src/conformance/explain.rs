@@ -1,11 +1,12 @@
 //! Explanations of the path to a region's bytes, and of connections.
 
 use halite::{
-    AccessPath, Atomics, Function, NodeId, NodeState, Permissions, Placement, RegionCause, ServeOptions,
+    AccessPath, Atomics, Function, NodeId, NodeState, Permissions, Placement, RegionCause, RegionExplained,
+    ServeOptions,
 };
 
 use super::calls::PATIENCE;
-use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, shared};
+use super::cluster::{CHUNK, Cluster, Harness, await_value, everyone, shared};
 use super::refused;
 
 /// Expects that an explanation assigns every byte to the node that holds it. It has one entry for all pieces of a node
@@ -61,10 +62,8 @@ pub fn lost_bytes_are_explained(h: &dyn Harness) {
     let session = cluster.session(0);
     let lh = session.alloc(None, CHUNK, Placement::On(NodeId(1)), everyone()).unwrap();
     cluster.leave(1);
-    let explained = eventually("the loss of the bytes is known", || {
-        let explained = session.explain(lh).map_err(|error| error.to_string())?;
-        if explained.pieces[0].path == AccessPath::Down { Ok(explained) } else { Err(explained.to_string()) }
-    });
+    let is_down = |explained: &RegionExplained| explained.pieces[0].path == AccessPath::Down;
+    let explained = await_value("the loss of the bytes is known", || session.explain(lh).unwrap(), is_down);
     assert_eq!((explained.epoch, explained.home, explained.len), (None, 1, CHUNK));
     assert_eq!(explained.pieces[0].verbs.read, "fails");
 }
@@ -80,7 +79,7 @@ pub fn calls_in_flight_are_explained(h: &dyn Harness) {
         let (from, to) = (here.explain_peer(NodeId(1)).unwrap(), there.explain_peer(NodeId(0)).unwrap());
         [from.calls_under_way, from.answers_kept, to.calls_under_way, to.answers_kept]
     };
-    let abandoned = here.post_call(NodeId(1), FUNCTION, b"given up", 64, PATIENCE).unwrap();
+    let abandoned = here.post_call(NodeId(1), FUNCTION, b"abandoned", 64, PATIENCE).unwrap();
     let long = here.post_call(NodeId(1), FUNCTION, b"long", 1 << 30, PATIENCE).unwrap();
     let (_unanswered, call) = (server.recv().unwrap(), server.recv().unwrap());
     assert_eq!(in_flight(), [2, 0, 0, 0]);
@@ -89,10 +88,7 @@ pub fn calls_in_flight_are_explained(h: &dyn Harness) {
     assert_eq!(in_flight(), [2, 0, 0, 1], "the server keeps an answer that is too long for a slot");
     assert_eq!(long.answer().unwrap(), [7; 1 << 20]);
     drop(abandoned);
-    eventually("no call is in flight", || match in_flight() {
-        [0, 0, 0, 0] => Ok(()),
-        others => Err(format!("{others:?}")),
-    });
+    await_value("no call is in flight", in_flight, |counts| *counts == [0; 4]);
 }
 
 /// Expects that the explanation of a node shows the properties of its connection, or the reason why the node is not
@@ -117,17 +113,12 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
     assert!(myself.reason.contains("the session's own node"), "{myself}");
     refused!(session.explain_peer(NodeId(77)), RegionCause::UnknownNode(NodeId(77)));
     cluster.leave(2);
-    let gone = eventually("the node is known to have left", || {
-        let peer = session.explain_peer(NodeId(2)).unwrap();
-        if peer.state == NodeState::Left { Ok(peer) } else { Err(peer.to_string()) }
-    });
+    let peer = || session.explain_peer(NodeId(2)).unwrap();
+    let gone = await_value("the node is known to have left", peer, |peer| peer.state == NodeState::Left);
     assert!(
         !gone.connected && gone.silent_ms.is_none() && gone.reason.contains("left the cluster"),
         "{gone}"
     );
-    let gone = eventually("the node is cut off from all memory", || {
-        let peer = session.explain_peer(NodeId(2)).unwrap();
-        if peer.cut_off_at == [0, 1] { Ok(peer) } else { Err(peer.to_string()) }
-    });
+    let gone = await_value("the node is cut off from all memory", peer, |peer| peer.cut_off_at == [0, 1]);
     assert!(gone.to_string().contains("cut off from the memory of: node 0, node 1\n"), "{gone}");
 }

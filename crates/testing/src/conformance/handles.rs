@@ -2,7 +2,7 @@
 
 use halite::{AccessCause, Permissions, Placement, RegionCause};
 
-use super::cluster::{Cluster, Harness, contents, everyone, in_common, shared};
+use super::cluster::{Cluster, Harness, await_value, contents, everyone, in_common, shared};
 use super::refused;
 
 /// Expects that a handle is invalid in another session, on the same node or another.
@@ -89,9 +89,6 @@ pub fn a_dropped_session_leaves_no_mappings(h: &dyn Harness) {
     }
     assert_eq!(cluster.status(1).mappings, 10);
     drop(session);
-    super::cluster::eventually("the mappings are gone", || match cluster.status(1).mappings {
-        0 => Ok(()),
-        left => Err(format!("{left} mappings remain")),
-    });
+    await_value("node 1 maps nothing", || cluster.status(1).mappings, |count| *count == 0);
     cluster.session(1).map("stays", Permissions::READ).unwrap();
 }

@@ -7,25 +7,10 @@ use halite::{
     ServeOptions,
 };
 
-use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, shared};
+use super::cluster::{ARENA, CHUNK, Cluster, Harness, await_value, contents, eventually, everyone, shared};
 use super::turns::scope;
 use super::waiting::await_pause;
-use super::{node_lost, refused};
-
-/// Names of all cases in this file. Harnesses that cannot kill nodes skip these cases.
-pub const CASES: &[&str] = &[
-    "only_accesses_to_a_killed_node_fail",
-    "posted_accesses_to_a_killed_node_fail",
-    "a_wait_for_a_word_of_a_killed_node_fails",
-    "names_of_a_killed_node_are_lost_with_its_exit",
-    "calls_to_a_killed_node_may_have_run",
-    "messages_to_a_killed_node_fail",
-    "the_lock_of_a_killed_node_is_recovered",
-    "a_barrier_does_not_wait_for_a_killed_node",
-    "a_killed_node_returns_as_a_new_one",
-    "memory_mapped_by_a_killed_node_is_returned",
-    "every_owner_reports_a_killed_node_as_cut_off",
-];
+use super::{eventually_refused, node_lost, refused};
 
 /// Longer than any operation takes here; a silent node is declared dead after a lease of five seconds.
 const LONG: Duration = Duration::from_secs(60);
@@ -41,10 +26,7 @@ pub fn only_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     let elsewhere = session.alloc(None, CHUNK, Placement::On(NodeId(1)), everyone()).unwrap();
     session.write(there, 0, b"salt").unwrap();
     cluster.kill(2);
-    eventually("the end of the node is known", || match session.write(there, 0, b"water") {
-        Err(error) if matches!(error.cause(), node_lost!(DOOMED)) => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
+    eventually_refused!(session.write(there, 0, b"water"), node_lost!(DOOMED));
     refused!(session.read(there, 0, &mut [0; 4]), node_lost!(DOOMED));
     session.write(elsewhere, 0, b"pepper").unwrap();
     assert_eq!(&contents(&session, elsewhere)[..6], b"pepper");
@@ -62,10 +44,7 @@ pub fn posted_accesses_to_a_killed_node_fail(h: &dyn Harness) {
             assert!(matches!(error.cause, node_lost!(DOOMED)), "{error}");
         }
     }
-    eventually("the end of the node is known", || match session.post_read(there, 0, [0; 8]).wait().1 {
-        Err(error) if matches!(error.cause, node_lost!(DOOMED)) => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
+    eventually_refused!(session.post_read(there, 0, [0; 8]).wait().1, node_lost!(DOOMED));
 }
 
 /// Expects that a wait for a word fails once the owner's node is killed.
@@ -77,7 +56,7 @@ pub fn a_wait_for_a_word_of_a_killed_node_fails(h: &dyn Harness) {
         let waiting = scope.spawn(|| session.wait_until(there, 0, |word| word != 0));
         await_pause();
         cluster.kill(2);
-        refused!(waiting.join().unwrap(), node_lost!(DOOMED));
+        refused!(waiting.join(), node_lost!(DOOMED));
     });
 }
 
@@ -90,19 +69,13 @@ pub fn names_of_a_killed_node_are_lost_with_its_exit(h: &dyn Harness) {
     let session = cluster.session(1);
     cluster.kill(2);
     if h.sees_exits() {
-        eventually("the loss is known", || match session.stat("lost") {
-            Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => Ok(()),
-            other => Err(format!("{other:?}")),
-        });
+        eventually_refused!(session.stat("lost"), RegionCause::Lost(_));
         let lost = session.list_lost().unwrap();
         assert_eq!(lost.iter().map(|lost| lost.name.as_str()).collect::<Vec<_>>(), ["lost"]);
         assert_eq!(lost[0].lost.node, DOOMED);
         assert_ne!(lost[0].lost.cause, LossCause::Left, "the node did not leave");
     } else {
-        eventually("the silence of the node is known", || match session.stat("lost") {
-            Err(error) if *error.cause() == RegionCause::NotMet(DOOMED) => Ok(()),
-            other => Err(format!("{other:?}")),
-        });
+        eventually_refused!(session.stat("lost"), RegionCause::NotMet(DOOMED));
         refused!(session.alloc(Some("lost"), CHUNK, Placement::Local, everyone()), RegionCause::NameTaken);
         session.forget_node(DOOMED).unwrap();
     }
@@ -137,12 +110,9 @@ pub fn messages_to_a_killed_node_fail(h: &dyn Harness) {
         let waiting = scope.spawn(move || waiting.send(DOOMED, port, b"waits"));
         refused!(session.try_send(DOOMED, port, b"no room"), SendCause::WouldBlock);
         cluster.kill(2);
-        refused!(waiting.join().expect("the thread does not panic"), SendCause::PeerDown);
+        refused!(waiting.join(), SendCause::PeerDown);
     });
-    eventually("the end of the node is known", || match session.send(DOOMED, port, b"late") {
-        Err(error) if matches!(error.cause, SendCause::PeerDown | SendCause::UnknownNode) => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
+    eventually_refused!(session.send(DOOMED, port, b"late"), SendCause::PeerDown | SendCause::UnknownNode);
 }
 
 /// Expects that the next waiter gets the lock of a killed holder, and learns that the holder may have left data
@@ -157,7 +127,7 @@ pub fn the_lock_of_a_killed_node_is_recovered(h: &dyn Harness) {
         let waiter = cluster.session(1);
         let waiter = scope.spawn(move || waiter.lock("till").map(|guard| (guard.token(), guard.recovered())));
         cluster.kill(2);
-        let (next, is_recovered) = waiter.join().expect("the thread does not panic").unwrap();
+        let (next, is_recovered) = waiter.join().unwrap();
         assert!(next > token && is_recovered, "{next} after {token}, recovered: {is_recovered}");
     });
     let guard = cluster.session(0).lock("till").unwrap();
@@ -179,7 +149,7 @@ pub fn a_barrier_does_not_wait_for_a_killed_node(h: &dyn Harness) {
     cluster.kill(2);
     let errors = scope(|scope| {
         let wait = |session| scope.spawn(move || super::Session::barrier(session, "gate", 3, LONG));
-        [wait(&one), wait(&other)].map(|thread| thread.join().expect("the thread does not panic"))
+        [wait(&one), wait(&other)].map(|thread| thread.join())
     });
     for error in errors {
         refused!(error, BarrierCause::Timeout);
@@ -194,7 +164,7 @@ pub fn a_killed_node_returns_as_a_new_one(h: &dyn Harness) {
     let before = session.alloc(None, CHUNK, Placement::On(DOOMED), everyone()).unwrap();
     let incarnation = cluster.status(2).incarnation;
     cluster.kill(2);
-    eventually("the node is back", || cluster.start(2, "ada", 1 << 20).map_err(|error| error.to_string()));
+    eventually("the node is back", || cluster.start(2, "ada", 1 << 20));
     let status = cluster.status(2);
     assert!(status.incarnation != incarnation && status.bytes_used == 0, "{status:?}");
     refused!(session.read(before, 0, &mut [0]), node_lost!(DOOMED));
@@ -213,11 +183,11 @@ pub fn memory_mapped_by_a_killed_node_is_returned(h: &dyn Harness) {
     user.write(far, 0, b"salt").unwrap();
     cluster.kill(2);
     owner.free(near).unwrap();
-    eventually("all memory is returned", || {
-        let status = cluster.status(1);
-        let held = status.bytes_used + status.bytes_quarantined + status.mappings;
-        if held == 0 { Ok(()) } else { Err(format!("{status:?}")) }
-    });
+    await_value(
+        "all memory is returned",
+        || cluster.status(1),
+        |status| status.bytes_used + status.bytes_quarantined + status.mappings == 0,
+    );
 }
 
 /// Expects that each owner reports when the killed node can no longer access the owner's memory. A node waits for these

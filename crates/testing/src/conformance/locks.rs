@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::mpsc::channel;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use halite::{LockCause, Permissions, Placement, RegionCause, Who};
 
-use super::cluster::{Cluster, Harness, eventually, everyone};
-use super::refused;
+use super::cluster::{Cluster, Harness, eventually, everyone, expect_long_pending};
 use super::session::{Session, block_on};
-use super::turns::scope;
+use super::turns::{expect_pending, scope};
+use super::{eventually_refused, refused};
 
 /// Longer than any operation here takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -89,13 +88,9 @@ pub fn waiters_get_the_lock_in_order(h: &dyn Harness) {
     let first = cluster.session(0).lock("queue").unwrap();
     let waiters: Vec<halite::Session> = (0..6).map(|index| cluster.futures(index % 3)).collect();
     let mut waits: Vec<_> = waiters.iter().map(|session| Box::pin(session.lock("queue"))).collect();
-    let mut context = Context::from_waker(Waker::noop());
     for wait in &mut waits {
         // A request may take many polls until it is in the queue, where later requests must not overtake it.
-        for _ in 0..200 {
-            assert!(wait.as_mut().poll(&mut context).is_pending());
-            cluster.session(0).status().unwrap();
-        }
+        expect_long_pending(wait, &cluster.session(0), 200);
     }
     let mut before = first.token();
     first.unlock().unwrap();
@@ -163,12 +158,7 @@ pub fn an_abandoned_wait_for_a_lock_blocks_no_other(h: &dyn Harness) {
         let guard = holder.lock("busy").unwrap();
         {
             let mut wait = pin!(quitter.lock("busy"));
-            let mut context = Context::from_waker(Waker::noop());
-            for _ in 0..polls {
-                assert!(wait.as_mut().poll(&mut context).is_pending());
-                // A round trip between polls lets messages arrive.
-                holder.status().unwrap();
-            }
+            expect_long_pending(&mut wait, &holder, polls);
             if polls % 2 == 0 {
                 holder.unlock("busy").unwrap();
             }
@@ -194,7 +184,7 @@ pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
         let session = cluster.session(holder);
         session.lock("left").unwrap().keep();
         let mut wait = pin!(waiter.lock("left"));
-        assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        expect_pending(&mut wait);
         drop(session);
         assert!(block_on(&waiter, wait).unwrap().recovered());
     }
@@ -209,9 +199,9 @@ pub fn the_lock_of_a_node_that_left_is_recovered(h: &dyn Harness) {
     let tokens: BTreeMap<&str, u64> =
         names.iter().map(|name| (*name, leaving.lock(name).unwrap().keep())).collect();
     let other = cluster.session(0);
-    let (waiters, mut context) = (cluster.futures(1), Context::from_waker(Waker::noop()));
+    let waiters = cluster.futures(1);
     let mut wait = pin!(waiters.lock("a"));
-    assert!(matches!(wait.as_mut().poll(&mut context), Poll::Pending));
+    expect_pending(&mut wait);
     cluster.leave(2);
     assert!(block_on(&waiters, wait).unwrap().recovered());
     for name in &names[1..] {
@@ -286,10 +276,7 @@ pub fn a_holder_learns_that_it_lost_the_lock(h: &dyn Harness) {
     drop((guard, taken));
     let kept = session.lock("long").unwrap();
     cluster.leave(1);
-    eventually("the end of the home is known", || match kept.check() {
-        Err(error) if error.cause == LockCause::Lapsed => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
+    eventually_refused!(kept.check(), LockCause::Lapsed);
 }
 
 /// Expects that a freed lock can be created again with higher tokens, and that the memory of the old lock is freed.
@@ -299,11 +286,11 @@ pub fn a_freed_lock_is_created_again(h: &dyn Harness) {
     let token = session.lock("brief").unwrap().keep();
     let waiter = cluster.futures(1);
     let mut wait = pin!(waiter.lock("brief"));
-    assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    expect_pending(&mut wait);
     session.free_lock("brief").unwrap();
-    let anew = block_on(&waiter, wait).unwrap();
-    assert!(anew.token() > token && !anew.recovered());
-    drop(anew);
+    let guard = block_on(&waiter, wait).unwrap();
+    assert!(guard.token() > token && !guard.recovered());
+    drop(guard);
     refused!(session.unlock("brief"), LockCause::NotHeld | LockCause::Region(_));
     other.free_lock("brief").unwrap();
     cluster.expect_empty();
@@ -320,8 +307,6 @@ pub fn a_lock_is_created_again_after_its_home_left(h: &dyn Harness) {
     // The lock was lost with its home, but the holder may not know this yet. So both results are valid.
     let _ = guard.unlock();
     cluster.start(1, "ada", 1 << 20).unwrap();
-    let anew = eventually("the lock is created again", || {
-        session.lock_within("phoenix", LONG).map_err(|error| error.to_string())
-    });
-    assert!(anew.token() > token);
+    let guard = eventually("the lock is created again", || session.lock_within("phoenix", LONG));
+    assert!(guard.token() > token);
 }

@@ -2,8 +2,8 @@
 
 use halite::{AccessCause, JoinError, LossCause, NodeId, NodeState, Permissions, Placement, RegionCause};
 
-use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, shared};
-use super::{node_lost, refused};
+use super::cluster::{ARENA, CHUNK, Cluster, Harness, await_value, contents, eventually, everyone, shared};
+use super::{eventually_refused, node_lost, refused};
 
 /// Expects that the status lists all nodes with their memory, and is equal on every node.
 pub fn the_status_lists_every_node(h: &dyn Harness) {
@@ -42,13 +42,11 @@ pub fn other_nodes_continue_when_a_node_leaves(h: &dyn Harness) {
     let session = cluster.session(1);
     let lh = shared(&session, "here", CHUNK);
     cluster.leave(2);
-    eventually("node 2 is listed as gone", || {
-        let all = cluster.session(0).status().map_err(|error| error.to_string())?;
-        match all.iter().find(|status| status.node == NodeId(2)).map(|status| status.state) {
-            Some(NodeState::Left) | None => Ok(()),
-            Some(state) => Err(format!("{state:?}")),
-        }
-    });
+    let state = || {
+        let all = cluster.session(0).status().unwrap();
+        all.into_iter().find(|status| status.node == NodeId(2)).map(|status| status.state)
+    };
+    await_value("node 2 is known to have left", state, |state| matches!(state, Some(NodeState::Left) | None));
     session.write(lh, 0, b"on").unwrap();
     let other = cluster.session(0);
     let far = other.map("here", Permissions::READ).unwrap();
@@ -65,16 +63,11 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
     let session = cluster.session(1);
     let lh = session.map("doomed", everyone()).unwrap();
     cluster.leave(2);
-    eventually("the handle is refused", || match session.write(lh, 0, b"x") {
-        Err(error) if matches!(error.cause(), node_lost!(NodeId(2))) => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
-    eventually("the name is refused", || match session.map("doomed", Permissions::READ) {
-        Err(error) if matches!(error.cause(), RegionCause::NotMet(NodeId(2)) | RegionCause::Lost(_)) => {
-            Ok(())
-        }
-        other => Err(format!("{other:?}")),
-    });
+    eventually_refused!(session.write(lh, 0, b"x"), node_lost!(NodeId(2)));
+    eventually_refused!(
+        session.map("doomed", Permissions::READ),
+        RegionCause::NotMet(NodeId(2)) | RegionCause::Lost(_)
+    );
     match owner.write(near, 0, b"x") {
         Err(error) => assert!(matches!(error.cause(), AccessCause::NodeClosed(NodeId(2))), "{error}"),
         Ok(()) => panic!("a node that left has written"),
@@ -86,7 +79,7 @@ pub fn names_of_a_node_that_left_are_lost(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);
     let incarnation = cluster.status(2).incarnation;
-    for name in ["anew", "noted", "forgotten"] {
+    for name in ["again", "noted", "forgotten"] {
         shared(&owner, name, CHUNK);
     }
     let session = cluster.session(1);
@@ -94,19 +87,16 @@ pub fn names_of_a_node_that_left_are_lost(h: &dyn Harness) {
     refused!(session.forget_node(NodeId(2)), RegionCause::NodeLives(NodeId(2)));
     refused!(session.forget_node(NodeId(77)), RegionCause::UnknownNode(NodeId(77)));
     cluster.leave(2);
-    eventually("the loss is known", || match session.stat("noted") {
-        Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
+    eventually_refused!(session.stat("noted"), RegionCause::Lost(_));
     let lost = session.list_lost().unwrap();
     assert_eq!(
         lost.iter().map(|lost| lost.name.as_str()).collect::<Vec<_>>(),
-        ["anew", "forgotten", "noted"]
+        ["again", "forgotten", "noted"]
     );
     for loss in lost.iter().map(|lost| lost.lost) {
         assert_eq!((loss.node, loss.incarnation, loss.cause), (NodeId(2), incarnation, LossCause::Left));
     }
-    shared(&session, "anew", CHUNK);
+    shared(&session, "again", CHUNK);
     session.forget_name("noted").unwrap();
     refused!(session.map("noted", Permissions::READ), RegionCause::NotFound);
     session.forget_node(NodeId(2)).unwrap();
@@ -121,16 +111,13 @@ pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
     let lh = session.alloc(Some("before"), CHUNK, Placement::On(NodeId(1)), everyone()).unwrap();
     let first = cluster.status(1).incarnation;
     cluster.leave(1);
-    eventually("the number is free", || cluster.start(1, "ada", ARENA).map_err(|error| error.to_string()));
-    eventually("the node is alive again", || {
-        let status = cluster.status(1);
-        let is_new = status.incarnation != first && matches!(status.state, NodeState::Alive);
-        if is_new && status.bytes_used == 0 { Ok(()) } else { Err(format!("{status:?}")) }
-    });
-    eventually("the old handle is refused", || match session.read(lh, 0, &mut [0]) {
-        Err(error) if matches!(error.cause(), node_lost!(NodeId(1))) => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
+    eventually("the number is free", || cluster.start(1, "ada", ARENA));
+    await_value(
+        "the node is alive again",
+        || cluster.status(1),
+        |status| status.incarnation != first && status.state == NodeState::Alive && status.bytes_used == 0,
+    );
+    eventually_refused!(session.read(lh, 0, &mut [0]), node_lost!(NodeId(1)));
     let new = cluster.session(1).alloc(Some("after"), 64, Placement::Local, everyone()).unwrap();
     let far = session.map("after", everyone()).unwrap();
     session.write(far, 0, b"new").unwrap();

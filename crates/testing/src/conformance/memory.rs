@@ -3,10 +3,10 @@
 use fastrand::Rng;
 use halite::{AccessCause, CopySide, Lh, NodeId, Permissions, Placement};
 
-use super::cluster::{CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
-use super::refused;
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
 use super::session::Session;
 use super::turns::scope;
+use super::{eventually_refused, refused};
 
 /// Allocates a region that is spread over `nodes`, and fills it with random bytes. Returns its handle and the bytes.
 fn spread(session: &Session, nodes: &[u32], len: u64, seed: u64) -> (Lh, Vec<u8>) {
@@ -184,7 +184,7 @@ pub fn memory_operations_during_a_move_are_kept(h: &dyn Harness) {
             assert!(all[..15 * CHUNK as usize + 1].iter().all(|byte| *byte == round));
             assert!(all[15 * CHUNK as usize + 1..].iter().all(|byte| *byte == 0));
         }
-        mover.join().unwrap();
+        mover.join();
     });
     assert_eq!(contents(&session, lh), contents(&owner, near));
 }
@@ -197,10 +197,7 @@ pub fn memory_operations_on_lost_bytes_fail(h: &dyn Harness) {
     let (gone, _) = spread(&session, &[0, 2], 2 * CHUNK, 10);
     let here = shared(&session, "here", 2 * CHUNK);
     cluster.leave(2);
-    eventually("the node is known to have left", || match session.fill(gone, CHUNK, 1, 1) {
-        Err(_) => Ok(()),
-        Ok(()) => Err("filled".to_owned()),
-    });
+    eventually_refused!(session.fill(gone, CHUNK, 1, 1), _);
     let error = session.copy(here, 0, gone, 0, 2 * CHUNK).unwrap_err();
     assert_eq!((error.side, error.cause), (CopySide::Source, AccessCause::PeerDown(NodeId(2))), "{error}");
     let error = session.copy(gone, CHUNK, here, 0, 1).unwrap_err();

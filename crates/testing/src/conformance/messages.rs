@@ -1,8 +1,6 @@
 //! Messages to ports: each is received once and in order, even if senders or receivers are slow.
 
 use std::collections::BTreeSet;
-use std::future::Future;
-use std::task::{Context, Waker};
 
 use fastrand::Rng;
 use halite::{NodeId, Port, SendCause, ServeCause, ServeOptions};
@@ -11,7 +9,7 @@ use super::calls::join_all;
 use super::cluster::{Cluster, Harness, pattern};
 use super::refused;
 use super::session::{Session, block_on};
-use super::turns::scope;
+use super::turns::{expect_pending, scope};
 
 pub(super) const PORT: Port = Port(3);
 pub(super) const THERE: NodeId = NodeId(1);
@@ -19,12 +17,6 @@ pub(super) const THERE: NodeId = NodeId(1);
 /// Returns options of a port whose queue holds `requests_max` messages.
 pub(super) fn room_for(requests_max: usize) -> ServeOptions {
     ServeOptions { requests_max, ..ServeOptions::default() }
-}
-
-/// Polls a future once, and expects that it waits.
-fn expect_wait<F: Future + Unpin>(future: &mut F) {
-    let polled = std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()));
-    assert!(polled.is_pending(), "the operation does not wait");
 }
 
 /// Waits until earlier messages have arrived at a full port: its node handles the requests of one node in order.
@@ -87,14 +79,11 @@ pub fn every_message_is_received_once(h: &dyn Harness) {
                 })
             })
             .collect();
-        senders.into_iter().for_each(|sender| sender.join().expect("the thread does not panic"));
+        senders.into_iter().for_each(|sender| sender.join());
         for _ in &receivers {
             cluster.session(0).send(THERE, PORT, b"").expect("the port is open");
         }
-        receivers
-            .into_iter()
-            .flat_map(|receiver| receiver.join().expect("the thread does not panic"))
-            .collect()
+        receivers.into_iter().flat_map(|receiver| receiver.join()).collect()
     });
     received.sort_unstable();
     assert_eq!(received, (0..SENDERS * EACH).collect::<Vec<_>>());
@@ -124,7 +113,7 @@ pub fn a_slow_receiver_loses_no_message(h: &dyn Harness) {
             assert!(received.insert((message.node, message.bytes)), "a message arrived twice");
         }
         for sender in senders {
-            assert!(sender.join().expect("the thread does not panic").iter().all(Result::is_ok));
+            assert!(sender.join().iter().all(Result::is_ok));
         }
     });
     assert_eq!(mailbox.try_recv(), Ok(None));
@@ -158,7 +147,7 @@ pub fn waiting_senders_are_not_overtaken(h: &dyn Harness) {
     let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
     here.send(THERE, PORT, b"first").unwrap();
     let mut second = Box::pin(session.send(THERE, PORT, b"second"));
-    expect_wait(&mut second);
+    expect_pending(&mut second);
     await_arrival(&here, THERE);
     assert_eq!(mailbox.recv().unwrap().bytes, b"first");
     // The room is reserved for the second message, although its task does not run.
@@ -177,10 +166,10 @@ pub fn an_abandoned_send_leaves_its_room_to_others(h: &dyn Harness) {
         let (here, session) = (cluster.session(sender), cluster.futures(sender));
         let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
         here.send(THERE, PORT, b"first").unwrap();
-        let mut waiting: Vec<_> = (0..4).map(|_| Box::pin(session.send(THERE, PORT, b"given up"))).collect();
-        waiting.iter_mut().for_each(expect_wait);
+        let mut waiting: Vec<_> = (0..4).map(|_| Box::pin(session.send(THERE, PORT, b"abandoned"))).collect();
+        waiting.iter_mut().for_each(expect_pending);
         let mut last = Box::pin(session.send(THERE, PORT, b"last"));
-        expect_wait(&mut last);
+        expect_pending(&mut last);
         await_arrival(&here, THERE);
         drop(waiting.remove(1));
         assert_eq!(mailbox.recv().unwrap().bytes, b"first");
@@ -241,7 +230,7 @@ pub fn waiting_senders_fail_when_the_port_closes(h: &dyn Harness) {
     let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
     here.send(THERE, PORT, b"accepted").unwrap();
     let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(session.send(THERE, PORT, b"waits"))).collect();
-    waiting.iter_mut().for_each(expect_wait);
+    waiting.iter_mut().for_each(expect_pending);
     await_arrival(&here, THERE);
     mailbox.close();
     for sent in here.block_on(join_all(waiting)) {
@@ -258,7 +247,7 @@ pub fn waiting_senders_fail_when_the_node_leaves(h: &dyn Harness) {
     let mailbox = cluster.session(2).open_port(PORT, room_for(1)).unwrap();
     here.send(NodeId(2), PORT, b"accepted").unwrap();
     let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(session.send(NodeId(2), PORT, b"waits"))).collect();
-    waiting.iter_mut().for_each(expect_wait);
+    waiting.iter_mut().for_each(expect_pending);
     await_arrival(&here, NodeId(2));
     cluster.leave(2);
     for sent in here.block_on(join_all(waiting)) {

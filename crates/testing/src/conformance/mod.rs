@@ -4,16 +4,14 @@
 //! all cases for one harness: for example with another fabric, with middleware, or in virtual time. Cases use only the
 //! public API, and depend neither on the internals of a node nor on its fabric.
 //!
-//! A case opens sessions ([`cluster::Sessions`]), and starts and ends nodes ([`cluster::Nodes`]). A case waits and
-//! starts threads with the functions of [`turns`], so it runs in real time over [`embedded`], and in virtual time over
-//! [`sim`].
+//! A case starts and ends nodes, and opens sessions, through [`Cluster`]. A case waits and starts threads with the
+//! functions of [`turns`], so it runs in real time over [`embedded`], and in virtual time over [`sim`].
 //!
 //! [`conformance_suite!`]: crate::conformance_suite
 
 pub mod access;
 pub mod alloc;
 pub mod atomics;
-pub mod attached;
 pub mod barriers;
 pub mod batch;
 pub mod batches;
@@ -65,6 +63,17 @@ macro_rules! refused {
 }
 pub(crate) use refused;
 
+/// Repeats the operation until it is refused with a cause that matches the pattern.
+macro_rules! eventually_refused {
+    ($result:expr, $cause:pat) => {
+        $crate::conformance::cluster::eventually(stringify!($result), || match $result {
+            Err(error) if matches!(error.cause(), $cause) => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+    };
+}
+pub(crate) use eventually_refused;
+
 /// A pattern of the causes of an access that fails because the node has left or died.
 macro_rules! node_lost {
     ($node:pat) => {
@@ -94,8 +103,8 @@ macro_rules! conformance_tests {
             $(#[test]
             fn $case() {
                 let harness = $harness;
-                match $crate::conformance::Harness::cannot(&harness, stringify!($case)) {
-                    Some(why) => println!("skipped: {why}"),
+                match $crate::conformance::Harness::cannot(&harness, stringify!($area), stringify!($case)) {
+                    Some(reason) => println!("skipped: {reason}"),
                     None => $crate::conformance::$area::$case(&harness),
                 }
             })*

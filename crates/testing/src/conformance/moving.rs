@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use halite::{NodeId, Placement, RegionCause};
 
-use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
+use super::cluster::{ARENA, CHUNK, Cluster, Harness, await_value, contents, everyone, pattern, shared};
 use super::refused;
 use super::turns::scope;
 
@@ -19,10 +19,7 @@ pub fn a_moved_region_keeps_its_bytes(h: &dyn Harness) {
     let info = session.stat("cart").unwrap();
     assert_eq!((info.home, info.nodes), (NodeId(2), vec![(NodeId(2), 5 * CHUNK + 3)]));
     assert_eq!(contents(&session, lh), bytes);
-    eventually("the old memory is free", || match cluster.status(0).bytes_used {
-        0 => Ok(()),
-        used => Err(format!("{used} bytes")),
-    });
+    await_value("the old memory is free", || cluster.status(0).bytes_used, |bytes| *bytes == 0);
 }
 
 /// Expects that handles of all nodes stay valid during and after a move, for reading and writing.
@@ -71,7 +68,7 @@ pub fn writes_during_a_move_are_kept(h: &dyn Harness) {
             owner.move_to(near, NodeId(to)).unwrap();
         }
         is_done.store(true, Ordering::Release);
-        writer.join().expect("the writer does not panic")
+        writer.join()
     });
     let bytes = contents(&owner, near);
     for count in written - 63..=written {
@@ -114,10 +111,7 @@ pub fn a_move_that_does_not_fit_changes_nothing(h: &dyn Harness) {
     assert_eq!(contents(&session, lh), bytes);
     session.write(lh, 0, b"still writable").unwrap();
     assert_eq!(session.stat("wide").unwrap().nodes, [(NodeId(0), 8 * CHUNK)]);
-    eventually("nothing is left at the target", || match cluster.status(1).bytes_used {
-        0 => Ok(()),
-        used => Err(format!("{used} bytes")),
-    });
+    await_value("nothing is left at the target", || cluster.status(1).bytes_used, |bytes| *bytes == 0);
 }
 
 /// Expects that a move brings all chunks of a spread region to one node.

@@ -3,7 +3,7 @@
 use halite::{NamedCallCause, NodeId, ServeCause, ServeOptions};
 
 use super::calls::PATIENCE;
-use super::cluster::{Cluster, Harness, eventually};
+use super::cluster::{Cluster, Harness, await_value};
 use super::refused;
 use super::session::{Server, Session};
 use super::turns::scope;
@@ -27,10 +27,7 @@ fn answering_node(session: &Session) -> NodeId {
 }
 
 fn await_no_server(session: &Session) {
-    eventually("no server is listed", || match &*serving_nodes(session) {
-        [] => Ok(()),
-        nodes => Err(format!("{nodes:?} still serve")),
-    });
+    await_value("no server is listed", || serving_nodes(session), Vec::is_empty);
 }
 
 fn serving_nodes(session: &Session) -> Vec<NodeId> {

@@ -2,8 +2,8 @@
 
 use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause, Who};
 
-use super::cluster::{Cluster, Harness, contents, eventually, everyone};
-use super::refused;
+use super::cluster::{Cluster, Harness, contents, everyone};
+use super::{eventually_refused, refused};
 
 /// Asserts that the command was refused because the session lacks the permission of a master.
 macro_rules! needs_master {
@@ -172,8 +172,8 @@ pub fn a_handle_gains_no_permissions(h: &dyn Harness) {
         refused!(refusal, RegionCause::PermissionDenied { missing: Permissions::MASTER });
         contents(&session, lh);
     }
-    let anew = session.map("office", Permissions::MASTER).unwrap();
-    session.seal(anew).unwrap();
+    let new = session.map("office", Permissions::MASTER).unwrap();
+    session.seal(new).unwrap();
 }
 
 /// Expects that each of several masters may give all commands.
@@ -187,10 +187,7 @@ pub fn every_master_gives_commands(h: &dyn Harness) {
     bob.grant(lh, Who::Principal("eve".to_owned()), Permissions::READ).unwrap();
     cluster.session(2).map("shared throne", Permissions::READ).unwrap();
     bob.free(lh).unwrap();
-    eventually("the first master's handle is stale", || match ada.write(near, 0, b"x") {
-        Err(error) if matches!(error.cause(), AccessCause::Stale) => Ok(()),
-        other => Err(format!("{other:?}")),
-    });
+    eventually_refused!(ada.write(near, 0, b"x"), AccessCause::Stale);
     cluster.expect_empty();
 }
 

@@ -63,7 +63,7 @@ pub fn a_sealed_region_can_be_freed(h: &dyn Harness) {
     session.free(lh).unwrap();
     cluster.expect_empty();
     let lh = eventually("the memory is free again", || {
-        session.alloc(Some("clay"), CHUNK, Placement::Local, everyone()).map_err(|error| error.to_string())
+        session.alloc(Some("clay"), CHUNK, Placement::Local, everyone())
     });
     session.write(lh, 0, b"soft").unwrap();
 }

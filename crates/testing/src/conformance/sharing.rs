@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use halite::{Permissions, Placement, RegionCause};
+use halite::{NodeId, Permissions, Placement, RegionCause};
 
-use super::cluster::{CHUNK, Cluster, Harness, contents, eventually, everyone, in_common, pattern, shared};
+use super::cluster::{CHUNK, Cluster, Harness, await_value, contents, everyone, in_common, pattern, shared};
 use super::refused;
 use super::turns::scope;
 
@@ -55,12 +55,10 @@ pub fn a_region_lists_its_mappers(h: &dyn Harness) {
     shared(&owner, "seen", 100);
     let session = cluster.session(2);
     let lh = session.map("seen", Permissions::READ).unwrap();
-    assert!(owner.stat("seen").unwrap().mappers.contains(&halite::NodeId(2)));
+    let mappers = || owner.stat("seen").unwrap().mappers;
+    assert!(mappers().contains(&NodeId(2)));
     session.unmap(lh).unwrap();
-    eventually("node 2 no longer maps the region", || {
-        let mappers = owner.stat("seen").unwrap().mappers;
-        if mappers.contains(&halite::NodeId(2)) { Err(format!("{mappers:?}")) } else { Ok(()) }
-    });
+    await_value("node 2 no longer maps the region", mappers, |mappers| !mappers.contains(&NodeId(2)));
 }
 
 /// Expects that threads may use one session concurrently.
@@ -122,7 +120,7 @@ pub fn an_aligned_word_never_tears(h: &dyn Harness) {
 pub fn many_regions_keep_their_contents(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
-    let place = |index: u64| Placement::On(halite::NodeId((index % 2) as u32));
+    let place = |index: u64| Placement::On(NodeId((index % 2) as u32));
     for index in 0..300 {
         let lh = session.alloc(Some(&format!("many-{index:03}")), 500, place(index), everyone()).unwrap();
         session.write(lh, 0, &pattern(500, index)).unwrap();

@@ -9,7 +9,7 @@ use halite::{Config, Driven, JoinError, NodeId, Step};
 use halite_sim::{CutOffBy, HostId, Profile, World};
 use halite_trials::Birth;
 
-use super::cluster::{Harness, Nodes, Place, Sessions};
+use super::cluster::{Harness, Nodes};
 use super::turns::{InWorld, wait};
 
 /// Seed of all cases, unless [`SEED_VARIABLE`] is set. It determines the whole run.
@@ -39,7 +39,7 @@ impl Simulated {
 }
 
 impl Harness for Simulated {
-    fn create(&self) -> Box<dyn Place> {
+    fn create(&self) -> Box<dyn Nodes> {
         let world = World::new(self.seed, self.profile.clone());
         let in_world = InWorld::enter(&world);
         let (incarnations, nodes) = Default::default();
@@ -56,16 +56,11 @@ impl Harness for Simulated {
         self.profile.cut_off == CutOffBy::Exit
     }
 
-    fn cannot(&self, case: &str) -> Option<&'static str> {
-        CANNOT.iter().find(|(name, _)| *name == case).map(|(_, why)| *why)
+    fn cannot(&self, _: &str, case: &str) -> Option<&'static str> {
+        (case == "a_number_is_taken_while_its_node_lives")
+            .then_some("the cluster directory assigns numbers, and simulated nodes have none")
     }
 }
-
-/// Cases that cannot run in virtual time, with the reason.
-pub const CANNOT: &[(&str, &str)] = &[(
-    "a_number_is_taken_while_its_node_lives",
-    "the cluster directory assigns numbers, and simulated nodes have none",
-)];
 
 struct Hosts {
     seed: u64,
@@ -116,9 +111,7 @@ impl Nodes for Hosts {
     fn pid(&self, node: NodeId) -> u32 {
         Birth::pid(node)
     }
-}
 
-impl Sessions for Hosts {
     fn session(&self, node: NodeId) -> halite::Session {
         self.nodes.borrow()[&node].1.session()
     }

@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -359,12 +359,12 @@ pub struct Handle<'scope, T> {
 }
 
 impl<T> Handle<'_, T> {
-    /// Waits for the end of the thread; returns an error if it has panicked.
-    pub fn join(self) -> thread::Result<T> {
+    /// Waits for the end of the thread, and returns its result. Panics if the thread has panicked.
+    pub fn join(self) -> T {
         if let Some(job) = &self.job {
             wait(job.ended());
         }
-        self.thread.join()
+        self.thread.join().expect("the thread does not panic")
     }
 
     /// Returns true if the thread has ended.
@@ -435,6 +435,17 @@ impl StartingLine {
             pause();
         }
     }
+}
+
+/// Polls a future once, with a waker that does nothing.
+pub fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Polls a future once, and expects that it is pending.
+#[track_caller]
+pub fn expect_pending<F: Future + Unpin>(future: &mut F) {
+    assert!(poll_once(future).is_pending(), "the operation does not wait");
 }
 
 /// Polls `future` at most `polls_max` times, and then drops it.

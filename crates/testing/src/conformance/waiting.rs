@@ -61,14 +61,14 @@ pub fn a_wait_ends_with_its_region(h: &dyn Harness) {
         let waiting = scope.spawn(|| wait(to_be_freed));
         await_pause();
         owner.free(freed).unwrap();
-        refused!(waiting.join().unwrap(), AccessCause::Stale);
+        refused!(waiting.join(), AccessCause::Stale);
     });
     drop(owner);
     scope(|scope| {
         let waiting = scope.spawn(|| wait(to_be_lost));
         await_pause();
         cluster.leave(1);
-        refused!(waiting.join().unwrap(), node_lost!(NodeId(1)));
+        refused!(waiting.join(), node_lost!(NodeId(1)));
     });
 }
 
@@ -84,7 +84,7 @@ pub fn a_wait_continues_while_its_region_moves(h: &dyn Harness) {
             owner.move_to(near, NodeId(node)).unwrap();
             await_pause();
             owner.write(near, 0, &word.to_ne_bytes()).unwrap();
-            assert_eq!(waiting.join().unwrap().unwrap(), word, "after the move to node {node}");
+            assert_eq!(waiting.join().unwrap(), word, "after the move to node {node}");
         });
     }
 }
@@ -99,7 +99,7 @@ pub fn a_wait_ends_with_the_read_permission(h: &dyn Harness) {
         let waiting = scope.spawn(|| reader.wait_until(lh, 0, |word| word != 0));
         await_pause();
         master.revoke(board, Who::Everyone, Permissions::READ).unwrap();
-        refused!(waiting.join().unwrap(), AccessCause::PermissionDenied { .. });
+        refused!(waiting.join(), AccessCause::PermissionDenied { .. });
     });
 }
 

@@ -1,17 +1,16 @@
 //! Watches: a write with a notification notifies all watchers of the region, after its bytes have landed.
 
 use std::pin::pin;
-use std::task::{Context, Waker};
 
 use halite::{
     AccessCause, NOTIFICATIONS_MAX, NodeId, Notification, NotifyCause, Permissions, Port, RegionCause,
     SendCause, ServeCause, ServeOptions, Who,
 };
 
-use super::cluster::{Cluster, Harness, everyone, shared};
+use super::cluster::{Cluster, Harness, everyone, expect_long_pending, shared};
 use super::refused;
 use super::session::{Session, Watch};
-use super::turns::{pause, scope};
+use super::turns::{expect_pending, pause, poll_once, scope};
 
 const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
@@ -93,15 +92,11 @@ pub fn a_slow_watcher_delays_only_the_writer(h: &dyn Harness) {
         assert_eq!(quick_watch.recv().unwrap().value, value);
     }
     let mut blocked = pin!(writer.write_notify(board, 0, &[2], FULL));
-    let mut context = Context::from_waker(Waker::noop());
     while quick_watch.try_recv().unwrap().is_none() {
-        assert!(blocked.as_mut().poll(&mut context).is_pending());
+        expect_pending(&mut blocked);
         quick.status().unwrap();
     }
-    for _ in 0..100 {
-        assert!(blocked.as_mut().poll(&mut context).is_pending());
-        quick.status().unwrap();
-    }
+    expect_long_pending(&mut blocked, &quick, 100);
     expect_values(&slow_watch, 0, 1);
     assert_eq!(blocking.block_on(blocked), Ok(()));
     expect_values(&slow_watch, 1, FULL);
@@ -121,11 +116,7 @@ pub fn a_dropped_watch_delays_no_writer(h: &dyn Harness) {
         blocking.write_notify(board, 0, &[1], value).unwrap();
     }
     let mut blocked = pin!(writer.write_notify(board, 0, &[2], FULL));
-    let mut context = Context::from_waker(Waker::noop());
-    for _ in 0..100 {
-        assert!(blocked.as_mut().poll(&mut context).is_pending());
-        reader.status().unwrap();
-    }
+    expect_long_pending(&mut blocked, &reader, 100);
     drop(watch);
     assert_eq!(blocking.block_on(blocked), Ok(()));
     for value in 0..2 * FULL {
@@ -140,11 +131,10 @@ pub fn an_abandoned_watch_leaks_nothing(h: &dyn Harness) {
     let (reader, writer) = (cluster.futures(0), cluster.session(1));
     let board = shared(&writer, "board", 8);
     let seen = Session::new(&reader).map("board", Permissions::READ).unwrap();
-    let mut context = Context::from_waker(Waker::noop());
     for polls in 1..20 {
         let mut watching = pin!(reader.watch(seen));
         for _ in 0..polls {
-            if watching.as_mut().poll(&mut context).is_ready() {
+            if poll_once(&mut watching).is_ready() {
                 break;
             }
             pause();
@@ -220,7 +210,7 @@ pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     scope(|scope| {
         let waiting = scope.spawn(|| freed.recv());
         owner.free(board).unwrap();
-        refused!(waiting.join().unwrap(), RegionCause::Stale);
+        refused!(waiting.join(), RegionCause::Stale);
     });
     refused!(freed.try_recv(), RegionCause::Stale);
     refused!(reader.watch(handles[1]), RegionCause::Stale);
@@ -238,7 +228,7 @@ pub fn a_watch_ends_with_the_read_permission(h: &dyn Harness) {
     scope(|scope| {
         let waiting = scope.spawn(|| watch.recv());
         ada.revoke(board, Who::Everyone, Permissions::READ).unwrap();
-        refused!(waiting.join().unwrap(), RegionCause::PermissionDenied { .. });
+        refused!(waiting.join(), RegionCause::PermissionDenied { .. });
     });
     ada.write_notify(board, 0, &[1], 1).unwrap();
     refused!(watch.recv(), RegionCause::PermissionDenied { .. });
@@ -281,9 +271,8 @@ pub fn a_writer_whose_node_leaves_may_have_notified(h: &dyn Harness) {
         assert_eq!(quick_watch.recv().unwrap().value, value);
     }
     let mut blocked = pin!(writer.write_notify(board, 0, &[2], FULL));
-    let mut context = Context::from_waker(Waker::noop());
     while quick_watch.try_recv().unwrap().is_none() {
-        assert!(blocked.as_mut().poll(&mut context).is_pending());
+        expect_pending(&mut blocked);
         quick.status().unwrap();
     }
     cluster.leave(2);
@@ -302,7 +291,7 @@ pub fn a_watch_ends_with_its_home(h: &dyn Harness) {
     scope(|scope| {
         let waiting = scope.spawn(|| watch.recv());
         cluster.leave(1);
-        refused!(waiting.join().unwrap(), RegionCause::PeerDown(NodeId(1)));
+        refused!(waiting.join(), RegionCause::PeerDown(NodeId(1)));
     });
 }
 

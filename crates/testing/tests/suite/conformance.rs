@@ -44,52 +44,36 @@ macro_rules! sample {
 }
 
 mod shm {
-    use halite_testing::conformance::embedded::Direct;
-
-    halite_testing::conformance_suite!(Direct);
+    halite_testing::conformance_suite!(halite_testing::conformance::embedded::DIRECT);
 }
 
 mod attached {
-    use halite_testing::conformance::attached::Attached;
-
-    halite_testing::conformance_suite!(Attached);
+    halite_testing::conformance_suite!(halite_testing::conformance::embedded::ATTACHED);
 }
 
 mod roce {
-    use halite_testing::conformance::embedded::Roce;
-
-    sample!(Roce);
+    sample!(halite_testing::conformance::embedded::ROCE);
 }
 
 mod attached_over_roce {
-    use halite_testing::conformance::attached::AttachedOverRoce;
-
-    sample!(AttachedOverRoce);
+    sample!(halite_testing::conformance::embedded::ATTACHED_OVER_ROCE);
 }
 
 mod sim {
-    use halite_testing::conformance::sim::Simulated;
-
-    sample!(Simulated::profile("rnic-100g"));
+    sample!(halite_testing::conformance::sim::Simulated::profile("rnic-100g"));
 }
 
 #[cfg(feature = "deep")]
 mod shm_by_call {
-    use halite_testing::conformance::embedded::ByCall;
-
-    halite_testing::conformance_suite!(ByCall);
+    halite_testing::conformance_suite!(halite_testing::conformance::embedded::BY_CALL);
 }
 
 #[cfg(feature = "deep")]
 mod shm_posted {
-    use halite_testing::conformance::embedded::Posted;
-
-    halite_testing::conformance_suite!(Posted);
+    halite_testing::conformance_suite!(halite_testing::conformance::embedded::POSTED);
 }
 
 #[cfg(feature = "deep")]
 mod sim_local {
-    use halite_testing::conformance::sim::Simulated;
-
-    halite_testing::conformance_suite!(Simulated::profile("local"));
+    halite_testing::conformance_suite!(halite_testing::conformance::sim::Simulated::profile("local"));
 }

@@ -6,4 +6,3 @@ mod conformance;
 mod process;
 mod scenarios;
 mod tidy;
-mod turns;
