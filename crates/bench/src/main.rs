@@ -52,7 +52,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result: Result<(), Box<dyn std::error::Error>> = match Arguments::parse().command {
-        Command::Peers(options) => peers::run(&options).map_err(Into::into),
+        Command::Peers(options) => peers::run(&options),
         #[cfg(target_arch = "x86_64")]
         Command::Price(options) => price::run(&options).map_err(Into::into),
         #[cfg(target_arch = "x86_64")]

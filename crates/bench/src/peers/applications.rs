@@ -1,9 +1,9 @@
 //! Runs `halite run`, and the peers of its applications: a hash map in one process, and a file with one writer.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dashmap::DashMap;
 use rand_distr::{Distribution, Zipf};
@@ -11,11 +11,10 @@ use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::SeedableRng;
 use serde::Deserialize;
 
-use super::child::Tethered;
 use super::cores::{CLIENT_CORE, on_core};
+use super::halite;
 use super::probe::{ProbeError, Sample};
 
-const RUN_LIMIT: Duration = Duration::from_secs(120);
 /// Exponent of the Zipf distribution of YCSB's keys.
 const EXPONENT: f64 = 0.99;
 const VALUE_BYTES: usize = 64;
@@ -31,17 +30,13 @@ struct Line {
 
 /// Runs `halite run` with `arguments` and parses its output. Fails if the application did not verify its results.
 pub fn run(program: &Path, arguments: &[String]) -> Result<Sample, ProbeError> {
-    let mut all = vec!["run".to_owned()];
-    all.extend_from_slice(arguments);
-    all.push("--json".to_owned());
-    let output = Tethered::start(program, &all, None, &[])?.output(RUN_LIMIT)?;
+    let output = halite::json_output(program, "run", arguments)?;
     parse(&output).ok_or(ProbeError::Unreadable { program: "halite run", output })
 }
 
 fn parse(output: &str) -> Option<Sample> {
     let line: Line = serde_json::from_str(output.trim()).ok()?;
-    let rate_per_s = line.operations_per_s.or(line.commits_per_s).filter(|_| line.verified)?;
-    Some(Sample { rate_per_s: Some(rate_per_s), ..Sample::default() })
+    line.operations_per_s.or(line.commits_per_s).filter(|_| line.verified).and_then(Sample::of_rate)
 }
 
 /// Reads values from a map in this process, on one thread, with the keys of `halite run ycsb --workload C`.
@@ -78,7 +73,7 @@ fn value_of(key: u64) -> Vec<u8> {
 /// Appends records of 16 bytes to a file, on one thread, with `together` records per system call. The file is not
 /// synced to disk.
 pub fn file(together: u64, iterations: u64) -> Result<Sample, ProbeError> {
-    let failed = |source| ProbeError::Conversation { peer: "the file", source };
+    let failed = |error: io::Error| ProbeError::Conversation { peer: "the file", source: error.into() };
     let elapsed = on_core(CLIENT_CORE, || {
         let file: File = tempfile::tempfile()?;
         let mut file = BufWriter::with_capacity(together as usize * RECORD_BYTES, file);
@@ -90,9 +85,9 @@ pub fn file(together: u64, iterations: u64) -> Result<Sample, ProbeError> {
             }
         }
         file.flush()?;
-        std::io::Result::Ok(begin.elapsed().as_secs_f64())
+        io::Result::Ok(begin.elapsed().as_secs_f64())
     })?;
-    Ok(Sample::of_operations(iterations, elapsed.map_err(|error| failed(error.into()))?))
+    Ok(Sample::of_operations(iterations, elapsed.map_err(failed)?))
 }
 
 #[cfg(test)]

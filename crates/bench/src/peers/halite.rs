@@ -1,50 +1,41 @@
 //! Runs `halite perf`, which prints one line of JSON per result.
 
-use std::io;
+use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::child::{Tethered, query};
+use super::child::{ChildError, Tethered, query};
 use super::probe::{ProbeError, Sample};
 
 /// Time limit of a run, enough to create and touch a million regions.
 const RUN_LIMIT: Duration = Duration::from_secs(300);
 
-/// The reason why the `halite` program cannot be found or built.
-#[derive(Debug, thiserror::Error)]
-pub enum HalitePathError {
-    /// This program's folder cannot be found, or cargo cannot be run.
-    #[error("cannot find the halite program: {0}")]
-    Io(#[from] io::Error),
-    /// The program did not exist, and the build failed.
-    #[error("`cargo build --release -p halite-cli` failed with {0}")]
-    Build(ExitStatus),
-    /// The program does not exist at the given path, or at the path where cargo builds it.
-    #[error("there is no halite program at {0}; build it, or name another one with --halite")]
-    Missing(PathBuf),
-}
-
 /// Returns `given` or, by default, the path of `halite` in this program's folder. Builds `halite` if it does not exist
 /// there.
-pub fn locate(given: Option<&Path>) -> Result<PathBuf, HalitePathError> {
+pub fn locate(given: Option<&Path>) -> Result<PathBuf, Box<dyn Error>> {
     let path = match given {
         Some(path) => path.to_path_buf(),
         None => std::env::current_exe()?.with_file_name("halite"),
     };
     if !path.is_file() && given.is_none() {
-        build()?;
+        eprintln!("building the halite program");
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let status = cargo.args(["build", "--release", "-p", "halite-cli"]).status()?;
+        if !status.success() {
+            return Err(format!("`cargo build --release -p halite-cli` failed with {status}").into());
+        }
     }
-    if path.is_file() { Ok(path) } else { Err(HalitePathError::Missing(path)) }
-}
-
-fn build() -> Result<(), HalitePathError> {
-    eprintln!("building the halite program");
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let status = cargo.args(["build", "--release", "-p", "halite-cli"]).status()?;
-    if status.success() { Ok(()) } else { Err(HalitePathError::Build(status)) }
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(format!(
+        "there is no halite program at {}; build it, or name another one with --halite",
+        path.display()
+    )
+    .into())
 }
 
 /// Returns the first line of `halite --version`.
@@ -54,12 +45,14 @@ pub fn version(program: &Path) -> Option<String> {
 
 /// Runs `halite perf` with `arguments`, which must name a single size, and parses the one line of JSON that it prints.
 pub fn run(program: &Path, arguments: &[String]) -> Result<Sample, ProbeError> {
-    let mut all = vec!["perf".to_owned()];
-    all.extend_from_slice(arguments);
-    all.push("--json".to_owned());
-    // `halite perf` starts and pins both ends itself.
-    let output = Tethered::start(program, &all, None, &[])?.output(RUN_LIMIT)?;
+    let output = json_output(program, "perf", arguments)?;
     parse_line(&output).ok_or(ProbeError::Unreadable { program: "halite perf", output })
+}
+
+/// Returns the output of a subcommand of `halite`, which starts and pins its processes itself.
+pub fn json_output(program: &Path, subcommand: &str, arguments: &[String]) -> Result<String, ChildError> {
+    let all = [&[subcommand.to_owned()], arguments, &["--json".to_owned()]].concat();
+    Tethered::start(program, &all, None, &[])?.output(RUN_LIMIT)
 }
 
 /// A line of output, with the fields that rows use. Other fields are ignored.

@@ -2,18 +2,15 @@
 
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::Value;
 
-use super::child::{Tethered, query};
-use super::cores::{CLIENT_CORE, SERVER_CORE};
+use super::child::query;
+use super::ports::{free_port, run_pair};
 use super::probe::{ProbeError, Sample};
-use super::ucx::{free_port, is_listening};
 
 /// Program of both ends.
 pub const PROGRAM: &str = "iperf3";
-const RUN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the first line of `iperf3 --version`, such as `iperf 3.12 (cJSON 1.7.15)`.
 pub fn version() -> Option<String> {
@@ -26,18 +23,14 @@ pub fn arguments(size: u64, iterations: u64) -> Vec<String> {
     ["-n", &bytes.to_string(), "-l", &size.to_string(), "-J"].map(str::to_owned).to_vec()
 }
 
-/// Runs a server for one test, and its client. Parses the figures of the receiving side in the client's output.
+/// Runs a server and its client, and parses the server's figures in the client's output.
 pub fn run(size: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let port = free_port()?;
     let on_port = ["-p".to_owned(), port.to_string()];
-    let program = Path::new(PROGRAM);
-    let server_arguments = [&["-s".to_owned(), "-1".to_owned()][..], &on_port].concat();
-    let mut server = Tethered::start(program, &server_arguments, Some(SERVER_CORE), &[])?;
-    server.await_ready(|| is_listening(port))?;
+    let server_arguments = [&["-s", "-1"].map(str::to_owned)[..], &on_port].concat();
     let to_server = ["-c".to_owned(), Ipv4Addr::LOCALHOST.to_string()];
     let client_arguments = [&to_server[..], &on_port, &arguments(size, iterations)].concat();
-    let output = Tethered::start(program, &client_arguments, Some(CLIENT_CORE), &[])?.output(RUN_LIMIT)?;
-    server.output(RUN_LIMIT)?;
+    let output = run_pair(PROGRAM, port, &server_arguments, &client_arguments, &[])?;
     parse(&output, size).ok_or(ProbeError::Unreadable { program: PROGRAM, output })
 }
 
@@ -46,9 +39,7 @@ fn parse(output: &str, size: u64) -> Option<Sample> {
     let report: Value = serde_json::from_str(output).ok()?;
     let received = &report["end"]["sum_received"];
     let (bytes, seconds) = (received["bytes"].as_f64()?, received["seconds"].as_f64()?);
-    let rate_per_s = bytes / size as f64 / seconds;
-    (rate_per_s.is_finite() && rate_per_s > 0.0)
-        .then_some(Sample { rate_per_s: Some(rate_per_s), ..Sample::default() })
+    Sample::of_rate(bytes / size as f64 / seconds)
 }
 
 #[cfg(test)]

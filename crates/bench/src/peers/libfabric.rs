@@ -2,16 +2,13 @@
 
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::time::Duration;
 
-use super::child::{Tethered, query};
-use super::cores::{CLIENT_CORE, SERVER_CORE};
+use super::child::query;
+use super::ports::{free_port, run_pair};
 use super::probe::{ProbeError, Sample};
-use super::ucx::{free_port, is_listening};
 
 /// Program of both ends.
 pub const PROGRAM: &str = "fi_pingpong";
-const RUN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the line of `fi_info --version` with the version of the library, such as `libfabric: 1.17.0`.
 pub fn version() -> Option<String> {
@@ -29,17 +26,13 @@ pub fn arguments(size: u64, iterations: u64) -> Vec<String> {
 /// Runs a server and its client, and parses the client's output.
 pub fn run(size: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let port = free_port()?;
-    let program = Path::new(PROGRAM);
     let arguments_with = |end: &[&str]| {
         let end = end.iter().map(|argument| (*argument).to_owned());
         arguments(size, iterations).into_iter().chain(end).collect::<Vec<_>>()
     };
-    let (on_port, at) = (port.to_string(), Ipv4Addr::LOCALHOST.to_string());
-    let mut server = Tethered::start(program, &arguments_with(&["-B", &on_port]), Some(SERVER_CORE), &[])?;
-    server.await_ready(|| is_listening(port))?;
-    let client = Tethered::start(program, &arguments_with(&["-P", &on_port, &at]), Some(CLIENT_CORE), &[])?;
-    let output = client.output(RUN_LIMIT)?;
-    server.output(RUN_LIMIT)?;
+    let (on_port, address) = (port.to_string(), Ipv4Addr::LOCALHOST.to_string());
+    let (server, client) = (arguments_with(&["-B", &on_port]), arguments_with(&["-P", &on_port, &address]));
+    let output = run_pair(PROGRAM, port, &server, &client, &[])?;
     parse(&output).ok_or(ProbeError::Unreadable { program: PROGRAM, output })
 }
 

@@ -14,6 +14,7 @@ pub mod iperf3;
 pub mod laps;
 pub mod libfabric;
 pub mod machine;
+pub mod ports;
 pub mod probe;
 pub mod redis;
 pub mod redis_benchmark;
@@ -25,14 +26,15 @@ pub mod spread;
 pub mod tools;
 pub mod ucx;
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use probe::{Probe, ProbeError, Sample};
 use report::Report;
 use rows::{Row, Sizes};
-use tools::{Program, Tools};
+use tools::Tools;
 
-use crate::markers::{self, MarkersError};
+use crate::markers;
 
 /// Name of the markers in a document.
 const TABLE: &str = "peers";
@@ -46,9 +48,6 @@ pub struct Options {
     /// Run two short rounds, to check that all programs work; the figures are not measurements
     #[arg(long)]
     pub smoke: bool,
-    /// Fail if a peer is not installed, instead of omitting its rows
-    #[arg(long)]
-    pub require_peers: bool,
     /// Run only the rows whose topic, name or peer contains this text
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
@@ -69,44 +68,15 @@ pub struct Options {
     pub halite: Option<PathBuf>,
 }
 
-/// Cause of a failed run.
-#[derive(Debug, thiserror::Error)]
-pub enum PeersError {
-    /// A program or loop failed.
-    #[error(transparent)]
-    Probe(#[from] ProbeError),
-    /// The subcommand `tethered` could not execute its program.
-    #[error(transparent)]
-    Child(#[from] child::ChildError),
-    /// The `halite` program does not exist and could not be built.
-    #[error(transparent)]
-    Halite(#[from] halite::HalitePathError),
-    /// `--require-peers` was given and a program is not installed.
-    #[error(
-        "{} is not installed (Debian: apt-get install {}), but --require-peers requires it",
-        .0.name(),
-        .0.package()
-    )]
-    Missing(Program),
-    /// The plot could not be written.
-    #[error("cannot write the plot to {}: {cause}", path.display())]
-    Svg {
-        /// Path of the plot.
-        path: PathBuf,
-        /// Cause of the failure.
-        cause: std::io::Error,
-    },
-    /// The table could not be written.
-    #[error(transparent)]
-    Markers(#[from] MarkersError),
-}
-
 /// Measures and prints the table, and writes it to `options.markdown` if given.
-pub fn run(options: &Options) -> Result<(), PeersError> {
+pub fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let sizes = if options.smoke { Sizes::smoke(options) } else { Sizes::real(options) };
     let rounds = if options.smoke { 2 } else { options.rounds };
     let tools = Tools::find(halite::locate(options.halite.as_deref())?);
-    report_missing(&tools, options.require_peers)?;
+    for program in &tools.missing {
+        let (name, package) = (program.name(), program.package());
+        eprintln!("{name} is not installed (Debian: apt-get install {package}): its rows are omitted");
+    }
     // A missing marker must be reported at once, not after minutes of measurements.
     options.markdown.as_deref().map(|path| markers::check(path, TABLE)).transpose()?;
 
@@ -119,19 +89,8 @@ pub fn run(options: &Options) -> Result<(), PeersError> {
         markers::splice(path, TABLE, &report.markdown())?;
     }
     if let Some(path) = &options.svg {
-        let failed = |cause| PeersError::Svg { path: path.clone(), cause };
-        std::fs::write(path, report.svg()).map_err(failed)?;
-    }
-    Ok(())
-}
-
-fn report_missing(tools: &Tools, are_required: bool) -> Result<(), PeersError> {
-    for program in &tools.missing {
-        if are_required {
-            return Err(PeersError::Missing(*program));
-        }
-        let (name, package) = (program.name(), program.package());
-        eprintln!("{name} is not installed (Debian: apt-get install {package}): its rows are omitted");
+        let written = std::fs::write(path, report.svg());
+        written.map_err(|error| format!("cannot write the plot to {}: {error}", path.display()))?;
     }
     Ok(())
 }

@@ -148,6 +148,12 @@ impl Sample {
     pub fn of_operations(operations: u64, elapsed_s: f64) -> Sample {
         Sample { rate_per_s: Some(operations as f64 / elapsed_s), ..Sample::default() }
     }
+
+    /// Returns a sample with a rate that a program has printed; `None` if the rate is not a positive number.
+    pub fn of_rate(rate_per_s: f64) -> Option<Sample> {
+        let is_valid = rate_per_s.is_finite() && rate_per_s > 0.0;
+        is_valid.then_some(Sample { rate_per_s: Some(rate_per_s), ..Sample::default() })
+    }
 }
 
 /// The reason why a probe produced no usable sample.
@@ -223,9 +229,7 @@ impl Probe {
             Probe::Iperf3 { .. } => Some(Program::Iperf3),
             Probe::Libfabric { .. } => Some(Program::Libfabric),
             Probe::Redis { .. } | Probe::RedisBenchmark { .. } => Some(Program::Redis),
-            Probe::Memcpy { .. } | Probe::PingPong { .. } | Probe::Grpc { .. } | Probe::Halite { .. } => None,
-            Probe::UdpPingPong { .. } | Probe::TcpStream { .. } => None,
-            Probe::HaliteRun { .. } | Probe::DashMap { .. } | Probe::File { .. } => None,
+            _ => None,
         }
     }
 
@@ -236,12 +240,10 @@ impl Probe {
             Probe::Ucx { size, .. } | Probe::Iperf3 { size, .. } | Probe::Libfabric { size, .. } => {
                 Some(*size)
             }
-            Probe::PingPong { .. } | Probe::UdpPingPong { .. } => None,
-            Probe::Grpc { .. } | Probe::Redis { .. } | Probe::RedisBenchmark { .. } => None,
-            Probe::HaliteRun { .. } | Probe::DashMap { .. } | Probe::File { .. } => None,
             Probe::Halite { arguments } => {
                 value_of(arguments, "--reply-size").or_else(|| value_of(arguments, "-s"))
             }
+            _ => None,
         }
     }
 

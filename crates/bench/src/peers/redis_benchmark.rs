@@ -3,17 +3,15 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::time::Duration;
 
 use super::child::Tethered;
 use super::cores::{CLIENT_CORE, SERVER_CORE};
+use super::ports::{RUN_LIMIT, free_port, is_listening};
 use super::probe::{ProbeError, Sample};
 use super::redis::{self, Command};
 use super::tools::Tools;
-use super::ucx::{free_port, is_listening};
 
 const PROGRAM: &str = "redis-benchmark";
-const RUN_LIMIT: Duration = Duration::from_secs(120);
 /// Number of clients, each with a connection.
 const CLIENTS: u64 = 50;
 /// Number of keys, which clients choose at random.
@@ -96,8 +94,7 @@ fn benchmark(port: u16, command: Command, window: u64, iterations: u64) -> Resul
 fn parse(output: &str, command: Command) -> Option<Sample> {
     let begin = format!("\"{}\",\"", command.name());
     let rate = output.lines().find_map(|line| line.strip_prefix(&begin))?.split('"').next()?;
-    let rate_per_s = rate.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0)?;
-    Some(Sample { rate_per_s: Some(rate_per_s), ..Sample::default() })
+    Sample::of_rate(rate.parse().ok()?)
 }
 
 #[cfg(test)]

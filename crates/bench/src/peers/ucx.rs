@@ -1,12 +1,10 @@
 //! UCX, a widely used communication library: its `ucx_perftest` over POSIX shared memory or TCP.
 
-use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::net::Ipv4Addr;
+use std::path::Path;
 
-use super::child::{Tethered, query};
-use super::cores::{CLIENT_CORE, SERVER_CORE};
+use super::child::query;
+use super::ports::{free_port, run_pair};
 use super::probe::{ProbeError, Sample};
 
 /// Transport of UCX.
@@ -30,7 +28,6 @@ impl Transport {
 
 /// Program of both ends.
 pub const PROGRAM: &str = "ucx_perftest";
-const RUN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the first line of `ucx_info -v`, such as `Version 1.13.1`.
 pub fn version() -> Option<String> {
@@ -45,17 +42,11 @@ pub fn arguments(test: &str, size: u64, iterations: u64) -> Vec<String> {
 
 /// Runs a server and its client, and parses the last line of the client's output.
 pub fn run(over: Transport, test: &str, size: u64, iterations: u64) -> Result<Sample, ProbeError> {
-    let environment = over.environment();
     let port = free_port()?;
     let on_port = ["-p".to_owned(), port.to_string()];
-    let program = PathBuf::from(PROGRAM);
-    let mut server = Tethered::start(&program, &on_port, Some(SERVER_CORE), environment)?;
-    server.await_ready(|| is_listening(port))?;
-    let mut to_server = vec![Ipv4Addr::LOCALHOST.to_string()];
-    to_server.extend(on_port);
-    to_server.extend(arguments(test, size, iterations));
-    let output = Tethered::start(&program, &to_server, Some(CLIENT_CORE), environment)?.output(RUN_LIMIT)?;
-    server.output(RUN_LIMIT)?;
+    let to_server =
+        [&[Ipv4Addr::LOCALHOST.to_string()], &on_port[..], &arguments(test, size, iterations)].concat();
+    let output = run_pair(PROGRAM, port, &on_port, &to_server, over.environment())?;
     parse_final(&output).ok_or(ProbeError::Unreadable { program: PROGRAM, output })
 }
 
@@ -79,28 +70,6 @@ pub fn parse_final(output: &str) -> Option<Sample> {
         rate_per_s: Some(rate_per_s),
         ..Sample::default()
     })
-}
-
-pub(super) fn free_port() -> Result<u16, ProbeError> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(ProbeError::Port)?;
-    Ok(listener.local_addr().map_err(ProbeError::Port)?.port())
-}
-
-/// Returns true if a server listens on `port`, according to the kernel's table of sockets. This cannot be tested by a
-/// connection, because the server accepts only one.
-pub(super) fn is_listening(port: u16) -> bool {
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
-        let table = fs::read_to_string(table).unwrap_or_default();
-        table.lines().any(|line| is_listener(line, port))
-    })
-}
-
-/// Parses a line such as ` 0: 00000000:1A2B 00000000:0000 0A ...`: slot, local and remote address, state (0A:
-/// listening).
-fn is_listener(line: &str, port: u16) -> bool {
-    let mut columns = line.split_whitespace().skip(1);
-    let local = columns.next().and_then(|address| address.rsplit(':').next());
-    local == Some(format!("{port:04X}").as_str()) && columns.nth(1) == Some("0A")
 }
 
 #[cfg(test)]
@@ -146,13 +115,5 @@ Final:                   500     21.694    22.142    22.150    45163.17   45150.
         assert!(parse_final("Final:  500  21.694  22.142").is_none());
         assert!(parse_final(&PUT_LATENCY.replace("17114369", "0")).is_none());
         assert!(parse_final(&PUT_LATENCY.replace("Final:", "Failed:")).is_none());
-    }
-
-    #[test]
-    fn a_listener_is_recognised_in_the_table_of_sockets() {
-        let listening = "   0: 00000000:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0";
-        assert!(is_listener(listening, 8080));
-        assert!(!is_listener(listening, 8081));
-        assert!(!is_listener(&listening.replace(" 0A ", " 01 "), 8080), "connected is not listening");
     }
 }

@@ -18,14 +18,14 @@ pub fn rows(sizes: &Sizes) -> Vec<Row> {
 
 fn round_trips(sizes: &Sizes) -> Vec<Row> {
     let name = "call, 8 B there and back";
-    let line = Some(Source { probe: Probe::PingPong { iterations: sizes.small }, figure: Figure::RoundTrip });
-    let tag = |figure| with_figure(figure, ucx("tag_lat", 8, sizes.small));
-    let active = with_figure(Figure::RoundTrip, ucx("ucp_am_lat", 8, sizes.small));
+    let word = figure_of(&Probe::PingPong { iterations: sizes.small }, Figure::RoundTrip);
+    let tag = |figure| figure_of(&ucx("tag_lat", 8, sizes.small), figure);
+    let active = figure_of(&ucx("ucp_am_lat", 8, sizes.small), Figure::RoundTrip);
     let redis = |command| redis(command, 1, sizes.socket, Figure::Latency);
     let ours = || latency_of(&one_call(sizes));
     let mean = figure_of(&one_call(sizes), Figure::Mean);
     vec![
-        row(name, "us", ours(), "bare word", line),
+        row(name, "us", ours(), "bare word", word),
         row(name, "us", ours(), "UCX tag", tag(Figure::RoundTrip)).target(Target::RatioAtMost(1.3)),
         row(&format!("{name}, mean"), "us", mean, "UCX tag", tag(Figure::MeanRoundTrip)),
         row(name, "us", ours(), "UCX active message", active),
@@ -73,9 +73,8 @@ fn many_calls(batch: u64, sizes: &Sizes) -> Probe {
 fn replies(sizes: &Sizes) -> Vec<Row> {
     let iterations = (sizes.bulk / 16).max(1);
     let name = "replies of 1 MiB";
-    let memcpy = Probe::Memcpy { size: MIB as usize, iterations };
-    let memcpy = Some(Source { probe: memcpy, figure: Figure::Bandwidth });
-    let tag = with_figure(Figure::Bandwidth, ucx("tag_bw", MIB, iterations));
+    let memcpy = figure_of(&Probe::Memcpy { size: MIB as usize, iterations }, Figure::Bandwidth);
+    let tag = figure_of(&ucx("tag_bw", MIB, iterations), Figure::Bandwidth);
     let replies = ["rpc_rate", "-s", "8", "--window", "1", "--lend", "--reply-size", &MIB.to_string()];
     let ours = || figure_of(&halite(&replies, iterations), Figure::Bandwidth);
     vec![
@@ -88,8 +87,8 @@ fn messages(sizes: &Sizes) -> Vec<Row> {
     let sent = latency_of(&halite(&["send_lat", "-s", "8"], sizes.calls));
     let published = latency_of(&halite(&["publish_lat", "-s", "8"], sizes.calls));
     let stream = figure_of(&halite(&["publish_rate", "-s", "8"], sizes.small), Figure::Rate);
-    let tag = || ucx("tag_lat", 8, sizes.small);
-    let tags = with_figure(Figure::Rate, ucx("tag_bw", 8, sizes.small));
+    let tag = || latency_of(&ucx("tag_lat", 8, sizes.small));
+    let tags = figure_of(&ucx("tag_bw", 8, sizes.small), Figure::Rate);
     vec![
         row("message of 8 B, half a ping-pong", "us", sent, "UCX tag", tag()),
         row("message of 8 B, published, half a ping-pong", "us", published, "UCX tag", tag()),
@@ -123,14 +122,10 @@ fn processor_time(placement: &str, load: &Probe) -> Row {
     row(&name, "us", figure_of(load, Figure::Cpu), "endless polling", polling).target(Target::AtMost(75.0))
 }
 
-fn with_figure(figure: Figure, source: Option<Source>) -> Option<Source> {
-    source.map(|source| Source { figure, ..source })
-}
-
 fn grpc(window: u64, iterations: u64, figure: Figure) -> Option<Source> {
-    Some(Source { probe: Probe::Grpc { window, iterations }, figure })
+    figure_of(&Probe::Grpc { window, iterations }, figure)
 }
 
 fn redis(command: Command, window: u64, iterations: u64, figure: Figure) -> Option<Source> {
-    Some(Source { probe: Probe::Redis { command, window, iterations }, figure })
+    figure_of(&Probe::Redis { command, window, iterations }, figure)
 }

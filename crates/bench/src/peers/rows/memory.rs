@@ -1,7 +1,7 @@
 //! Rows for regions: one-sided reads and writes, allocation and mapping.
 
 use super::{
-    Figure, GIB, KIB, MIB, Row, Sizes, Source, Target, baseline_of, figure_of, halite, latency_of, row, ucx,
+    Figure, GIB, KIB, MIB, Row, Sizes, Target, baseline_of, figure_of, halite, latency_of, row, ucx,
 };
 use crate::peers::probe::Probe;
 
@@ -19,36 +19,35 @@ pub fn rows(sizes: &Sizes) -> Vec<Row> {
 
 fn latency(sizes: &Sizes) -> Vec<Row> {
     let small = sizes.small;
-    let ping_pong = Source { probe: Probe::PingPong { iterations: small }, figure: Figure::Latency };
+    let ping_pong = latency_of(&Probe::PingPong { iterations: small });
+    let [put, get] = ["ucp_put_lat", "ucp_get"].map(|test| latency_of(&ucx(test, 8, small)));
     let write = halite(&["write_lat", "-s", "8"], small);
     let completion = halite(&["write_lat", "--completion", "-s", "8"], small);
     let read = halite(&["read_lat", "-s", "8"], small);
     vec![
-        row("write 8 B, half a ping-pong", "us", latency_of(&write), "bare word", Some(ping_pong)),
-        row("write 8 B, half a ping-pong", "us", latency_of(&write), "UCX put", ucx("ucp_put_lat", 8, small))
+        row("write 8 B, half a ping-pong", "us", latency_of(&write), "bare word", ping_pong),
+        row("write 8 B, half a ping-pong", "us", latency_of(&write), "UCX put", put)
             .target(Target::RatioAtMost(1.0)),
         row("write 8 B, the call", "us", latency_of(&completion), "memcpy", baseline_of(&completion)),
         row("write 8 B, the call beyond memcpy", "ns", figure_of(&completion, Figure::Overhead), "", None)
             .target(Target::AtMost(50.0)),
-        row("read 8 B, the call", "us", latency_of(&read), "UCX get", ucx("ucp_get", 8, small)),
+        row("read 8 B, the call", "us", latency_of(&read), "UCX get", get),
     ]
 }
 
 fn bandwidth(sizes: &Sizes, size: u64) -> Vec<Row> {
     let iterations = (sizes.bulk * 64 * KIB / size).max(1);
     let label = if size < MIB { format!("{} KiB", size / KIB) } else { format!("{} MiB", size / MIB) };
-    let limit = Probe::Memcpy { size: size as usize, iterations };
-    let limit = Source { probe: limit, figure: Figure::Bandwidth };
-    let mut rows = vec![row(&format!("copy {label} within a process"), "MB/s", None, "memcpy", Some(limit))];
-    for (verb, test, ucx_test) in [("write", "write_bw", "ucp_put_bw"), ("read", "read_bw", "ucp_get")] {
+    let memcpy = figure_of(&Probe::Memcpy { size: size as usize, iterations }, Figure::Bandwidth);
+    let mut rows = vec![row(&format!("copy {label} within a process"), "MB/s", None, "memcpy", memcpy)];
+    let tests = [("write", "write_bw", "UCX put", "ucp_put_bw"), ("read", "read_bw", "UCX get", "ucp_get")];
+    for (verb, test, peer, ucx_test) in tests {
         let name = format!("{verb} {label}");
         let probe = halite(&[test, "-s", &size.to_string()], iterations);
-        let theirs =
-            ucx(ucx_test, size, iterations).map(|source| Source { figure: Figure::Bandwidth, ..source });
+        let theirs = figure_of(&ucx(ucx_test, size, iterations), Figure::Bandwidth);
         let printed = figure_of(&probe, Figure::PrintedBandwidth);
         let baseline = figure_of(&probe, Figure::BaselineBandwidth);
         rows.push(row(&name, "MB/s", printed, "memcpy", baseline).target(Target::RatioAtLeast(0.95)));
-        let peer = if verb == "write" { "UCX put" } else { "UCX get" };
         let ours = figure_of(&probe, Figure::Bandwidth);
         rows.push(row(&name, "MB/s", ours, peer, theirs));
     }

@@ -12,12 +12,13 @@ fn atomics(sizes: &Sizes) -> Vec<Row> {
     let add = halite(&["fetch_add_lat"], sizes.small);
     let swap = halite(&["cas_lat"], sizes.small);
     let beyond = |probe| figure_of(probe, Figure::Overhead);
+    let ucx = |test| latency_of(&ucx(test, 8, sizes.small));
     vec![
-        row("fetch-add 8 B", "us", latency_of(&add), "UCX fadd", ucx("ucp_fadd", 8, sizes.small)),
+        row("fetch-add 8 B", "us", latency_of(&add), "UCX fadd", ucx("ucp_fadd")),
         row("fetch-add 8 B", "us", latency_of(&add), "bare atomic", baseline_of(&add)),
         row("fetch-add 8 B, beyond the bare atomic", "ns", beyond(&add), "", None)
             .target(Target::AtMost(60.0)),
-        row("compare-swap 8 B", "us", latency_of(&swap), "UCX cswap", ucx("ucp_cswap", 8, sizes.small)),
+        row("compare-swap 8 B", "us", latency_of(&swap), "UCX cswap", ucx("ucp_cswap")),
         row("compare-swap 8 B, beyond the bare atomic", "ns", beyond(&swap), "", None),
     ]
 }
