@@ -1,5 +1,4 @@
-//! Whatever a peer writes into its ring and sends as immediates and control messages, this end neither panics nor
-//! accepts invalid values.
+//! No content of the ring, immediate or control message of a peer makes this end panic or accept an invalid value.
 //!
 //! The input is a program: each byte selects the next step, and the bytes behind it are its operands.
 
@@ -20,22 +19,22 @@ use halite_tier::rpc::{
 use libfuzzer_sys::fuzz_target;
 
 const PEER: PeerId = PeerId(1);
-/// Few slots, so that programs often hit those in use.
+/// Few, so that programs often select a slot in use.
 const SLOTS: usize = 4;
 
 const ARENA_BYTES: u64 = 4096;
 
-/// This end of a link, and the requests and slots that are in use.
+/// This end of a link, with its requests and slots in use.
 struct End {
     reader: RingReader,
     writer: RingWriter,
     served: Served,
-    /// Requests that have no answer yet.
-    busy: Vec<ServedId>,
+    /// Requests without an answer.
+    unanswered: Vec<ServedId>,
     slots: ReplySlots<()>,
-    /// Calls of this end that a caller waits for.
-    waiting: Vec<SlotId>,
-    /// Memory that atomics may change.
+    /// Calls of this end whose caller still waits.
+    pending: Vec<SlotId>,
+    /// Memory for atomics.
     arena: Window,
 }
 
@@ -44,52 +43,52 @@ fuzz_target!(|program: &[u8]| {
         reader: RingReader::new(RING_BYTES_MIN),
         writer: RingWriter::new(RING_BYTES_MIN),
         served: Served::default(),
-        busy: Vec::new(),
+        unanswered: Vec::new(),
         slots: ReplySlots::new(SLOTS / 2, SLOTS),
-        waiting: Vec::new(),
+        pending: Vec::new(),
         arena: arena(),
     };
     let mut input = program;
     while let Some(step) = take(&mut input, 1) {
         match step[0] % 8 {
             0 => end.call(),
-            1 => end.look(),
-            2 => end.give_up(),
-            3 => end.answer(),
+            1 => end.read_reply(),
+            2 => end.abandon_call(),
+            3 => end.reply(),
             4 => {
                 let Some(imm) = take(&mut input, 4) else { return };
                 let imm = Imm::parse(u32::from_le_bytes(imm.try_into().expect("four bytes")));
-                end.notified(imm, &mut input);
+                end.handle_imm(imm, &mut input);
             }
             5 => {
                 let len = take(&mut input, 1).map_or(0, |len| usize::from(len[0]));
                 let Some(bytes) = take(&mut input, len) else { return };
-                end.control(bytes);
+                end.handle_control(bytes);
             }
             6 => {
                 let Some(head) = take(&mut input, 8) else { return };
-                // Whatever head the peer reports, later writes stay inside the ring.
+                // Later writes stay inside the ring with any head that the peer reports.
                 let _ = end.writer.set_head(u64::from_le_bytes(head.try_into().expect("eight bytes")));
                 end.write(1 + u64::from(step[0]) * 3);
             }
             _ => {
                 let Some(bytes) = take(&mut input, 16) else { return };
                 let (header, address) =
-                    (bytes.first_chunk().expect("eight"), bytes.first_chunk().expect("all"));
+                    (bytes.first_chunk().expect("eight bytes"), bytes.first_chunk().expect("sixteen bytes"));
                 if let Ok(header) = ReplyHeader::parse(*header) {
                     assert_eq!(header.emit(), bytes[..8]);
                 }
                 let _ = parse_output_address(*address);
-                // Only parses these, so that the meaning of existing programs does not change.
+                // The operands of atomics stay in the input, so that existing programs keep their meaning.
                 if let Some(bytes) = input.first_chunk() {
-                    end.atomic(bytes);
+                    end.handle_atomic(bytes);
                 }
             }
         }
     }
-    // Whatever the peer sent, no slot is lost once the peer is cut off.
+    // Every slot is free once the peer is cut off.
     end.slots.handle_down(PEER);
-    for slot in std::mem::take(&mut end.waiting) {
+    for slot in std::mem::take(&mut end.pending) {
         end.drop_slot(slot);
     }
     end.slots.handle_cut_off(PEER);
@@ -98,19 +97,19 @@ fuzz_target!(|program: &[u8]| {
 
 impl End {
     fn call(&mut self) {
-        self.waiting.extend(self.slots.open(Target::Peer(PEER)));
+        self.pending.extend(self.slots.open(Target::Peer(PEER)));
     }
 
-    fn look(&mut self) {
-        let Some(slot) = self.waiting.pop() else { return };
+    fn read_reply(&mut self) {
+        let Some(slot) = self.pending.pop() else { return };
         match self.slots.look(slot, 0) {
             ReplyState::Replied => drop(self.slots.free(slot)),
-            _ => self.waiting.insert(0, slot),
+            _ => self.pending.insert(0, slot),
         }
     }
 
-    fn give_up(&mut self) {
-        if let Some(slot) = self.waiting.pop() {
+    fn abandon_call(&mut self) {
+        if let Some(slot) = self.pending.pop() {
             self.drop_slot(slot);
         }
     }
@@ -121,22 +120,22 @@ impl End {
         }
     }
 
-    /// Ends a handler, which answers.
-    fn answer(&mut self) {
-        if let Some(call) = self.busy.pop() {
+    /// Answers a request.
+    fn reply(&mut self) {
+        if let Some(call) = self.unanswered.pop() {
             self.served.end(call, true);
         }
     }
 
-    fn notified(&mut self, imm: Imm, input: &mut &[u8]) {
+    fn handle_imm(&mut self, imm: Imm, input: &mut &[u8]) {
         match imm {
             Imm::Reply(slot) => {
                 if let Ok(Arrival::Late) = self.slots.handle_reply(Target::Peer(PEER), slot) {
                     self.slots.free(slot);
                 }
             }
-            Imm::Request { offset } => self.request(offset, input),
-            Imm::Lines => self.line(input),
+            Imm::Request { offset } => self.handle_request(offset, input),
+            Imm::Lines => self.handle_line(input),
             Imm::Look(index) => {
                 if let Some(slot) = self.slots.awaited(index)
                     && let Ok(Arrival::Late) = self.slots.handle_reply(Target::Peer(PEER), slot)
@@ -147,22 +146,24 @@ impl End {
         }
     }
 
-    fn line(&mut self, input: &mut &[u8]) {
+    fn handle_line(&mut self, input: &mut &[u8]) {
         let Some(bytes) = take(input, REQUEST_WORDS * 8) else { return };
         let words = std::array::from_fn(|at| u64::from_le_bytes(bytes.as_chunks().0[at]));
         if let Ok(line) = RequestLine::parse(&words)
             && let Ok(call) = self.served.open(line.slot)
             && self.served.begin(call)
         {
-            self.busy.push(call);
+            self.unanswered.push(call);
         }
     }
 
-    fn request(&mut self, offset: u64, input: &mut &[u8]) {
+    fn handle_request(&mut self, offset: u64, input: &mut &[u8]) {
         let Ok(bytes_max) = self.reader.arrive(offset) else { return };
         assert!(offset + bytes_max <= RING_BYTES_MIN);
         let len = input.len().min(REQUEST_HEADER_BYTES_MAX).min(bytes_max as usize);
-        let Ok(header) = RequestHeader::parse(take(input, len).expect("as long as it is")) else { return };
+        let Ok(header) = RequestHeader::parse(take(input, len).expect("the input is not shorter")) else {
+            return;
+        };
         if header.request_bytes() > bytes_max {
             return;
         }
@@ -173,16 +174,16 @@ impl End {
         if let Ok(call) = self.served.open(header.slot)
             && self.served.begin(call)
         {
-            self.busy.push(call);
+            self.unanswered.push(call);
         }
     }
 
-    fn control(&mut self, bytes: &[u8]) {
+    fn handle_control(&mut self, bytes: &[u8]) {
         match CallControl::parse(bytes) {
             Ok(CallControl::Cancel { index, generation }) => {
                 let slot = SlotId { index, generation };
                 if self.served.cancel(slot) == Cancelling::Later {
-                    assert!(self.busy.iter().any(|call| call.slot == slot));
+                    assert!(self.unanswered.iter().any(|call| call.slot == slot));
                 }
             }
             Ok(CallControl::Cancelled { index, generation }) => {
@@ -193,8 +194,8 @@ impl End {
         }
     }
 
-    /// An atomic is a call or an answer, and changes only the word that it names.
-    fn atomic(&mut self, bytes: &[u8; ATOMIC_CALL_BYTES]) {
+    /// Handles bytes as an atomic call and as its answer. The call may change only the word that it names.
+    fn handle_atomic(&mut self, bytes: &[u8; ATOMIC_CALL_BYTES]) {
         if let Ok(call) = AtomicCall::parse(bytes) {
             assert_eq!(call.emit(), *bytes);
             let old = call.apply(&self.arena);
@@ -214,14 +215,14 @@ impl End {
     }
 }
 
-/// The same memory for all programs, because its contents do not matter.
+/// Returns memory for atomics. All programs share it, because its contents do not matter.
 fn arena() -> Window {
     static ARENA: OnceLock<Arc<Segment>> = OnceLock::new();
-    let make = || Segment::create("halite-fuzz", ARENA_BYTES, PagePolicy::Normal).expect("a page");
-    ARENA.get_or_init(make).window(0, ARENA_BYTES).expect("the whole segment")
+    let create = || Segment::create("halite-fuzz", ARENA_BYTES, PagePolicy::Normal).expect("a page");
+    ARENA.get_or_init(create).window(0, ARENA_BYTES).expect("the whole segment")
 }
 
-/// Returns the next `len` bytes of the program, if there are so many.
+/// Takes the next `len` bytes of the program; `None` if fewer are left.
 fn take<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (taken, rest) = input.split_at_checked(len)?;
     *input = rest;

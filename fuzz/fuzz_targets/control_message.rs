@@ -1,4 +1,4 @@
-//! Any bytes of a peer are refused, or are a message that is the same after encoding and decoding.
+//! Arbitrary bytes are refused, or decode to a control message that survives encoding and decoding.
 
 #![no_main]
 
@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(message) = decode(bytes) {
-        let again = decode(&encode(&message)).expect("what was decoded can be encoded and decoded");
+        let again = decode(&encode(&message)).expect("a decoded message can be encoded and decoded");
         assert_eq!(message, again);
     }
 });

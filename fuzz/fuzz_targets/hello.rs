@@ -1,4 +1,4 @@
-//! Any hello of a peer is refused, or is the same after encoding and decoding.
+//! Arbitrary bytes are refused, or decode to a hello that survives encoding and decoding.
 
 #![no_main]
 

@@ -1,8 +1,8 @@
-//! Whatever the network and a peer do, both ends of a connection stay correct: they neither panic nor hang, memory
-//! that no request names is unchanged, and each posted request ends exactly once.
+//! A connection stays correct over any network and with any peer: neither end panics or hangs, memory that no request
+//! names is unchanged, and each posted request ends exactly once.
 //!
-//! The input is a program: its first byte selects the options that both ends have agreed on, each further byte selects
-//! the next step, and the bytes behind it are its operands.
+//! The input is a program: its first byte selects the options of both ends, each further byte selects the next step,
+//! and the bytes behind it are its operands.
 
 #![no_main]
 
@@ -18,7 +18,7 @@ use halite_rnic::{
 use libfuzzer_sys::fuzz_target;
 
 const KEY: u32 = 1;
-/// Length of the memory that requests may access; the memory behind it must not change.
+/// Length of the memory that requests may access. The memory behind it contains only `GUARD`.
 const BYTES: usize = 4096;
 const GUARD: u8 = 0xa5;
 const LEASE_NS: u64 = 50_000_000;
@@ -26,14 +26,14 @@ const LEASE_NS: u64 = 50_000_000;
 struct Bytes(RefCell<Vec<u8>>);
 
 impl Bytes {
-    fn at(&self, key: u32, address: u64, len: u64) -> Result<std::ops::Range<usize>, Refused> {
+    fn range(&self, key: u32, address: u64, len: u64) -> Result<std::ops::Range<usize>, Refused> {
         let end = address.checked_add(len).ok_or(Refused)?;
         if key == KEY && end <= BYTES as u64 { Ok(address as usize..end as usize) } else { Err(Refused) }
     }
 
     fn change(&self, key: u32, address: u64, change: impl FnOnce(u64) -> u64) -> Result<u64, Refused> {
         assert_eq!(address % 8, 0);
-        let range = self.at(key, address, 8)?;
+        let range = self.range(key, address, 8)?;
         let word = &mut self.0.borrow_mut()[range];
         let old = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
         word.copy_from_slice(&change(old).to_le_bytes());
@@ -43,16 +43,16 @@ impl Bytes {
 
 impl Memory for Bytes {
     fn check(&self, key: u32, _: Access, address: u64, len: u64) -> Result<(), Refused> {
-        self.at(key, address, len).map(|_| ())
+        self.range(key, address, len).map(|_| ())
     }
 
     fn read(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
-        target.copy_from_slice(&self.0.borrow()[self.at(key, address, target.len() as u64)?]);
+        target.copy_from_slice(&self.0.borrow()[self.range(key, address, target.len() as u64)?]);
         Ok(())
     }
 
     fn write(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
-        self.0.borrow_mut()[self.at(key, address, source.len() as u64)?].copy_from_slice(source);
+        self.0.borrow_mut()[self.range(key, address, source.len() as u64)?].copy_from_slice(source);
         Ok(())
     }
 
@@ -72,18 +72,18 @@ struct End {
     ended: u64,
     is_broken: bool,
     /// Packets in flight to this end.
-    coming: VecDeque<Vec<u8>>,
-    /// Number of the last packet that this end sent.
+    in_flight: VecDeque<Vec<u8>>,
+    /// Sequence number of the last sent packet.
     last_psn: u32,
 }
 
 impl End {
-    fn new(own: u32, peer: u32, agreed: u8) -> End {
+    fn new(own: u32, peer: u32, options: u8) -> End {
         let config = Config {
-            selective: agreed & 1 == 1,
-            tells_waits: agreed & 2 == 2,
+            selective: options & 1 == 1,
+            tells_waits: options & 2 == 2,
             congestion: [Congestion::Grant, Congestion::Delay, Congestion::Loss]
-                [usize::from(agreed >> 2) % 3],
+                [usize::from(options >> 2) % 3],
             mtu: Mtu::Bytes512,
             finds_path: true,
             send_queue_max: 16,
@@ -100,12 +100,19 @@ impl End {
         let mut bytes = vec![0; BYTES];
         bytes.extend([GUARD; 64]);
         let memory = Bytes(RefCell::new(bytes));
-        let coming = VecDeque::new();
-        End { qp, memory, posted: 0, ended: 0, is_broken: false, coming, last_psn: 0xff_fffc }
+        End {
+            qp,
+            memory,
+            posted: 0,
+            ended: 0,
+            is_broken: false,
+            in_flight: VecDeque::new(),
+            last_psn: 0xff_fffc,
+        }
     }
 
     fn post(&mut self, kind: u8, place: u8, len: u8) {
-        // Some requests reach beyond the end, and some are not aligned to a word.
+        // Some requests extend beyond the end of the memory, and some are not aligned to a word.
         let remote = Remote { rkey: KEY, address: u64::from(place) * 17 };
         let local = Local { key: KEY, address: u64::from(place) * 16 };
         let len = u32::from(len) * 5;
@@ -129,7 +136,7 @@ impl End {
         let mut buffer = vec![0; self.qp.packet_bytes_max()];
         let len = self.qp.poll_transmit(now_ns, &self.memory, &mut buffer)?;
         buffer.truncate(len - 4);
-        let packet = Packet::parse(&buffer).expect("what is sent is well-formed");
+        let packet = Packet::parse(&buffer).expect("a sent packet is valid");
         self.last_psn = packet.psn.value();
         Some(buffer)
     }
@@ -142,7 +149,7 @@ impl End {
             assert!(!self.is_broken, "{event:?} after the end of the connection");
             match event {
                 Event::Completed { id, .. } => {
-                    assert_eq!(id, self.ended, "requests end in order and once");
+                    assert_eq!(id, self.ended, "requests end once, in order");
                     self.ended += 1;
                 }
                 Event::Received { bytes, .. } => assert!(bytes.len() <= 1024),
@@ -164,8 +171,8 @@ fn take<'a>(input: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
 
 fuzz_target!(|program: &[u8]| {
     let (mut now_ns, mut input) = (0, program);
-    let Some(agreed) = take(&mut input, 1) else { return };
-    let mut ends = [End::new(1, 2, agreed[0]), End::new(2, 1, agreed[0])];
+    let Some(options) = take(&mut input, 1) else { return };
+    let mut ends = [End::new(1, 2, options[0]), End::new(2, 1, options[0])];
     while let Some(step) = take(&mut input, 1) {
         let (side, step) = ((step[0] >> 7) as usize, step[0] & 0x7f);
         let Some(operand) = take(&mut input, 1) else { break };
@@ -179,27 +186,27 @@ fuzz_target!(|program: &[u8]| {
             2 | 3 => {
                 for _ in 0..operand % 8 {
                     let Some(packet) = ends[side].transmit(now) else { break };
-                    ends[1 - side].coming.push_back(packet);
+                    ends[1 - side].in_flight.push_back(packet);
                 }
             }
             4 => {
                 for _ in 0..operand % 8 {
-                    let Some(packet) = end.coming.pop_front() else { break };
+                    let Some(packet) = end.in_flight.pop_front() else { break };
                     end.handle(now, &packet);
                 }
             }
             5 => {
                 // Delivers a packet out of order, and later again in order.
-                let at = usize::from(operand) % end.coming.len().max(1);
-                if let Some(packet) = end.coming.get(at).cloned() {
+                let at = usize::from(operand) % end.in_flight.len().max(1);
+                if let Some(packet) = end.in_flight.get(at).cloned() {
                     end.handle(now, &packet);
                 }
             }
             6 => {
-                end.coming.pop_front();
+                end.in_flight.pop_front();
             }
             7 => {
-                // A forged packet, valid except for its number, which is near the expected ones.
+                // Delivers a forged packet: the destination is valid, and the sequence number is near the last one.
                 let Some(forged) = take(&mut input, 12 + usize::from(operand % 64)) else { break };
                 let mut forged = forged.to_vec();
                 let near = ends[1 - side].last_psn.wrapping_add(u32::from(forged[11])).wrapping_sub(4);
@@ -229,22 +236,22 @@ fuzz_target!(|program: &[u8]| {
     }
 });
 
-/// Delivers all packets until there is nothing left to do.
+/// Delivers all packets until both ends are idle.
 fn settle(ends: &mut [End; 2], mut now_ns: u64) {
     for _ in 0..100_000 {
         let mut is_quiet = true;
         for side in [0, 1] {
             while let Some(packet) = ends[side].transmit(now_ns) {
-                ends[1 - side].coming.push_back(packet);
+                ends[1 - side].in_flight.push_back(packet);
             }
-            while let Some(packet) = ends[1 - side].coming.pop_front() {
+            while let Some(packet) = ends[1 - side].in_flight.pop_front() {
                 ends[1 - side].handle(now_ns, &packet);
                 is_quiet = false;
             }
             ends[side].handle(now_ns, &[]);
         }
         if is_quiet {
-            // Connections probe their path once a minute for as long as they last.
+            // Connections also probe their path once a minute, until they end.
             let is_soon = |at: &u64| *at < now_ns + 100 * LEASE_NS;
             let timeouts = ends.iter().filter_map(|end| end.qp.poll_timeout());
             let Some(next) = timeouts.filter(is_soon).min() else { return };

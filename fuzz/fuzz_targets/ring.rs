@@ -1,5 +1,4 @@
-//! Whatever the process at the other end writes into a ring, this end neither panics, nor loops, nor accepts invalid
-//! records.
+//! No content of a ring makes this end panic, loop, or accept an invalid record.
 //!
 //! The input is a program: each byte selects the next step, and the bytes behind it are its operands.
 
@@ -30,7 +29,7 @@ fuzz_target!(|program: &[u8]| {
             kind => {
                 let Some(operands) = take(&mut input, 10) else { return };
                 let place = u64::from(u16::from_le_bytes([operands[0], operands[1]]));
-                let offset = if kind == 2 { sore_spot(place) } else { place % (BYTES - 8) };
+                let offset = if kind == 2 { sensitive_offset(place) } else { place % (BYTES - 8) };
                 window.write(offset, &operands[2..]).expect("within the ring");
             }
         }
@@ -39,7 +38,7 @@ fuzz_target!(|program: &[u8]| {
 });
 
 /// Returns the offset of the head, or an offset at which a record may begin.
-fn sore_spot(place: u64) -> u64 {
+fn sensitive_offset(place: u64) -> u64 {
     let data_offset = BYTES - CAPACITY;
     match place % (1 + CAPACITY / 64) {
         0 => 0,
@@ -55,15 +54,15 @@ fn pop_all(consumer: &mut Consumer) {
             None => return,
             Some(Ok(bytes)) => assert!(bytes.len() as u64 <= payload_bytes_max(CAPACITY)),
             Some(Err(_)) => {
-                assert!(matches!(consumer.try_pop(), Some(Err(_))), "corrupt once, corrupt for ever");
+                assert!(matches!(consumer.try_pop(), Some(Err(_))), "a corrupt ring stays corrupt");
                 return;
             }
         }
     }
-    panic!("more records were waiting than fit");
+    panic!("the ring contains more records than fit");
 }
 
-/// Returns the next `len` bytes of the program, if there are so many.
+/// Takes the next `len` bytes of the program; `None` if fewer are left.
 fn take<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (taken, rest) = input.split_at_checked(len)?;
     *input = rest;

@@ -1,5 +1,4 @@
-//! Any message on the socket on which two ends set up a connection is refused, or is the same after encoding and
-//! decoding.
+//! Arbitrary bytes are refused, or decode to a greeting of a connection that survives encoding and decoding.
 
 #![no_main]
 

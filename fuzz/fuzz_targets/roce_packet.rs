@@ -1,4 +1,4 @@
-//! Any datagram is refused, or is a packet that is the same after encoding and parsing.
+//! Arbitrary datagrams are refused, or parse to a packet that survives encoding and parsing.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any bytes at the socket of an attached session are refused, or hold the same messages however they are cut.
+//! Arbitrary bytes of an attached session are refused, or parse to the same messages in pieces of any size.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! No packet, forged or made by a requester with any rights, harms a stateless responder, and no answer a requester.
+//! No packet makes a stateless responder, and no answer makes a requester, panic, hang or access memory without the
+//! right. Packets are random, valid, or forged with a valid tag.
 
 #![no_main]
 
@@ -43,8 +44,8 @@ impl Memory for Bytes {
 struct Granted(Grant);
 
 impl Granted {
-    fn assert_named(&self, key: u32) {
-        assert!(self.0.rights == Rights::AnyKey || key == self.0.rkey, "the grant is one of another key");
+    fn assert_key(&self, key: u32) {
+        assert!(self.0.rights == Rights::AnyKey || key == self.0.rkey, "the grant has another key");
     }
 }
 
@@ -54,19 +55,19 @@ impl Memory for Granted {
     }
 
     fn read(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
-        self.assert_named(key);
+        self.assert_key(key);
         assert!(self.0.rights.read());
         Bytes.read(key, address, target)
     }
 
     fn write(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
-        self.assert_named(key);
+        self.assert_key(key);
         assert!(self.0.rights.write());
         Bytes.write(key, address, source)
     }
 
     fn fetch_add(&self, key: u32, address: u64, add: u64) -> Result<u64, Refused> {
-        self.assert_named(key);
+        self.assert_key(key);
         assert!(self.0.rights.read() && self.0.rights.write());
         Bytes.fetch_add(key, address, add)
     }
@@ -124,7 +125,7 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
             }
         }
     }
-    assert!(requester.poll_done().is_some(), "each packet was answered");
+    assert!(requester.poll_done().is_some(), "the request has completed");
     let target = Target { to: from, qpn: Qpn::new(3), rkey: rkey % 2, rights };
     let kind = if kind.is_multiple_of(2) { OrderKind::Read } else { OrderKind::Write };
     let order = Order { kind, local: address, remote: address, remote_key: rkey % 2, len: u32::from(len) };
@@ -139,16 +140,16 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
             requester.handle_packet(now_ns, &mut clock, &answer[..len - ICRC_BYTES], &Bytes);
         }
     }
-    assert!(responder.poll_order().is_some(), "each packet of the order was answered");
-    hostile(now_ns, rkey % 2, rights, &note);
-    exchange(now_ns, address, &note);
+    assert!(responder.poll_order().is_some(), "the order has completed");
+    check_forged_packets(now_ns, rkey % 2, rights, &note);
+    check_two_lanes(now_ns, address, &note);
 });
 
-/// Length in bytes of the input for one hostile packet.
+/// Length in bytes of the input for one forged packet.
 const FIELDS_BYTES: usize = 40;
 
-/// Builds packets from any fields, with a valid tag: only the holder of a grant, or a responder, can send them.
-fn hostile(now_ns: u64, rkey: u32, rights: Rights, bytes: &[u8]) {
+/// Delivers packets with arbitrary fields and a valid tag: only a requester with a grant or the responder can send them.
+fn check_forged_packets(now_ns: u64, rkey: u32, rights: Rights, bytes: &[u8]) {
     let from = "10.0.0.1:4791".parse().expect("an address");
     let mut responder = Responder::new(1, [7; 32]);
     let grant = responder.grant(from, Qpn::new(3), rkey, rights);
@@ -173,7 +174,7 @@ fn hostile(now_ns: u64, rkey: u32, rights: Rights, bytes: &[u8]) {
         let now_ns = now_ns + round * 1_000_000;
         while requester.poll_transmit(now_ns, &clock, &mut buffer).is_some() {}
         while lane.poll_transmit(now_ns, &clock, &Bytes, &mut buffer).is_some() {}
-        let packet = packet_of(fields.try_into().expect("it has this length"), now_ns, &grant);
+        let packet = forged_packet(fields.try_into().expect("a chunk has this length"), now_ns, &grant);
         requester.handle_packet(now_ns, &mut clock, &packet, &Bytes);
         lane.handle_answer(now_ns, &mut clock, &packet, &Bytes);
         if let Some(answer) = responder.execute(now_ns, from, &packet, &memory, &mut buffer) {
@@ -193,8 +194,8 @@ fn hostile(now_ns: u64, rkey: u32, rights: Rights, bytes: &[u8]) {
     }
 }
 
-/// Returns a packet with these fields, and a tag under the key of the grant; see docs/protocol.md.
-fn packet_of(fields: &[u8; FIELDS_BYTES], now_ns: u64, grant: &Grant) -> Vec<u8> {
+/// Returns a packet with these fields, and a tag with the key of the grant; see docs/protocol.md.
+fn forged_packet(fields: &[u8; FIELDS_BYTES], now_ns: u64, grant: &Grant) -> Vec<u8> {
     let u32_at = |at: usize| u32::from_be_bytes(fields[at..at + 4].try_into().expect("four bytes"));
     let u64_at = |at: usize| u64::from_be_bytes(fields[at..at + 8].try_into().expect("eight bytes"));
     let [kind, choices, status, content, ..] = *fields;
@@ -231,8 +232,8 @@ fn packet_of(fields: &[u8; FIELDS_BYTES], now_ns: u64, grant: &Grant) -> Vec<u8>
     packet
 }
 
-/// Two lanes write to each other; the requests of each carry its answers to the other.
-fn exchange(now_ns: u64, address: u64, bytes: &[u8]) {
+/// Lets two lanes write to each other. The requests of each lane carry its answers to the other.
+fn check_two_lanes(now_ns: u64, address: u64, bytes: &[u8]) {
     let addresses = ["10.0.0.1:4791", "10.0.0.2:4791"].map(|address| address.parse().expect("an address"));
     let mut responders = [1, 2].map(|secret| Responder::new(1, [secret; 32]));
     let mut lanes = [Lane::default(), Lane::default()];
