@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use halite_figures::{Figure, Point, Shown, Summary};
+use halite_figures::{Figure, Point, SimulatedFigure, Summary};
 use halite_sim::{Profile, ProfileError};
 use serde::Serialize;
 
@@ -72,22 +72,23 @@ pub fn run(args: &FigureArgs) -> anyhow::Result<()> {
     let target = Target::new(args.svg.as_deref(), args.out.as_deref(), args.force)?;
     let bar = progress::steps("simulating");
     let name = args.profile.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
-    let shown = halite_figures::show(&figures, own.as_ref().map(|own| (name.as_str(), own)), |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-    })?;
+    let simulated =
+        halite_figures::simulate(&figures, own.as_ref().map(|own| (name.as_str(), own)), |done, all| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+        })?;
     bar.finish_and_clear();
-    if let [one] = shown.as_slice() {
+    if let [one] = simulated.as_slice() {
         target.write_svg(|| one.svg())?;
     }
-    let plots = shown.iter().map(|shown| (shown.figure.id.as_str(), shown.svg()));
-    target.write_page(plots, || halite_figures::page(&shown))?;
+    let plots = simulated.iter().map(|simulated| (simulated.figure.id.as_str(), simulated.svg()));
+    target.write_page(plots, || halite_figures::page(&simulated))?;
     if args.markdown {
-        output::print(&halite_figures::markdown(&shown))?;
+        output::print(&halite_figures::markdown(&simulated))?;
     } else if args.json {
-        shown.iter().try_for_each(|shown| output::print_json(&report(shown)))?;
+        simulated.iter().try_for_each(|simulated| output::print_json(&report(simulated)))?;
     } else {
-        output::print(&text(&shown))?;
+        output::print(&text(&simulated))?;
     }
     Ok(())
 }
@@ -118,22 +119,22 @@ fn profile(path: &Path) -> anyhow::Result<Profile> {
     Ok(Profile::from_toml(&text).map_err(refused)?)
 }
 
-fn report(shown: &Shown) -> Report<'_> {
-    let figure = shown.figure;
+fn report(simulated: &SimulatedFigure) -> Report<'_> {
+    let figure = simulated.figure;
     Report {
         figure: &figure.id,
         title: &figure.title,
         source: &figure.source,
-        points: &shown.points,
-        summary: halite_figures::summary(std::slice::from_ref(shown)),
+        points: &simulated.points,
+        summary: halite_figures::summary(std::slice::from_ref(simulated)),
     }
 }
 
 /// Formats the points of figures as tables.
-fn text(figures: &[Shown]) -> String {
+fn text(figures: &[SimulatedFigure]) -> String {
     let mut text = String::new();
-    for shown in figures {
-        let figure = shown.figure;
+    for simulated in figures {
+        let figure = simulated.figure;
         text += &format!("{}: {} ({})\n", figure.id, figure.title, figure.source);
         let right = |heading| (heading, Align::Right);
         let mut table = Table::new(&[
@@ -143,13 +144,13 @@ fn text(figures: &[Shown]) -> String {
             right("simulated"),
             ("error", Align::Left),
         ]);
-        for point in &shown.points {
+        for point in &simulated.points {
             let mut row = vec![point.line.to_owned()];
             row.extend(point.cells());
             table.row(row);
         }
         text += &format!("{table}\n");
-        for note in shown.failures() {
+        for note in simulated.failures() {
             text += &format!("{note}\n");
         }
     }

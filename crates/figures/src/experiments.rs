@@ -4,7 +4,7 @@ use halite_fabric::Status;
 use halite_sim::{Processor, Profile, RunEnd};
 
 use crate::sockets::Sockets;
-use crate::tier::{Level, Writes, call_ns};
+use crate::tier::{Entry, Writes, call_ns};
 use crate::verbs::{PAGE_BYTES, Run, Verb, one_way_ns};
 
 const MB: u64 = 1 << 20;
@@ -56,7 +56,7 @@ pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Re
             us(run.mean_ns(profile)?)
         }
         ("lite-4", "LITE") => {
-            let writes = Writes { regions: n, ..Writes::single(Level::SystemCall, 64) };
+            let writes = Writes { regions: n, ..Writes::single(Entry::SystemCall, 64) };
             us(writes.mean_ns(profile)?)
         }
         ("lite-5", "verbs, 64 B") => 1e3 / verbs_over(n * MB, 64).mean_ns(profile)?,
@@ -64,16 +64,16 @@ pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Re
         ("lite-5", "LITE, 64 B") => 1e3 / tier_over(n * MB, 64).mean_ns(profile)?,
         ("lite-5", "LITE, 1 KB") => 1e3 / tier_over(n * MB, 1024).mean_ns(profile)?,
         ("lite-6", "verbs") => us(Run::single(Verb::Write, n).mean_ns(profile)?),
-        ("lite-6", "LITE, kernel") => us(Writes::single(Level::Same, n).mean_ns(profile)?),
-        ("lite-6", "LITE, user") => us(Writes::single(Level::SystemCall, n).mean_ns(profile)?),
+        ("lite-6", "LITE, kernel") => us(Writes::single(Entry::Function, n).mean_ns(profile)?),
+        ("lite-6", "LITE, user") => us(Writes::single(Entry::SystemCall, n).mean_ns(profile)?),
         ("lite-7", "verbs, 1 thread") => x / Run::single(Verb::Write, n).mean_ns(profile)?,
         ("lite-7", "verbs, 8 threads") => {
             let run = Run { connections: 8, active: 8, requests: 1_600, ..Run::single(Verb::Write, n) };
             x / run.mean_ns(profile)?
         }
-        ("lite-7", "LITE, 1 thread") => x / Writes::single(Level::SystemCall, n).mean_ns(profile)?,
+        ("lite-7", "LITE, 1 thread") => x / Writes::single(Entry::SystemCall, n).mean_ns(profile)?,
         ("lite-7", "LITE, 8 threads") => {
-            x / Writes { threads: 8, ..Writes::single(Level::SystemCall, n) }.mean_ns(profile)?
+            x / Writes { threads: 8, ..Writes::single(Entry::SystemCall, n) }.mean_ns(profile)?
         }
         ("lite-8", "verbs register") => {
             us(registration_ns(processor?, n, |own| (own.register_ns, own.register_page_ns)))
@@ -81,8 +81,8 @@ pub(crate) fn adapter(figure: &str, line: &str, x: f64, profile: &Profile) -> Re
         ("lite-8", "verbs deregister") => {
             us(registration_ns(processor?, n, |own| (own.deregister_ns, own.deregister_page_ns)))
         }
-        ("lite-10", "LITE, user") => us(call_ns(profile, Level::SystemCall, n)?),
-        ("lite-10", "LITE, kernel") => us(call_ns(profile, Level::Same, n)?),
+        ("lite-10", "LITE, user") => us(call_ns(profile, Entry::SystemCall, n)?),
+        ("lite-10", "LITE, kernel") => us(call_ns(profile, Entry::Function, n)?),
         ("lite-10", "two verbs writes") => {
             us(Run::single(Verb::Write, 8).mean_ns(profile)?
                 + Run::single(Verb::Write, n).mean_ns(profile)?)
@@ -134,7 +134,7 @@ fn verbs_over(region_bytes: u64, bytes: u64) -> Run {
 }
 
 fn tier_over(region_bytes: u64, bytes: u64) -> Writes {
-    Writes { region_bytes, threads: 8, ..Writes::single(Level::SystemCall, bytes) }
+    Writes { region_bytes, threads: 8, ..Writes::single(Entry::SystemCall, bytes) }
 }
 
 fn registration_ns(processor: Processor, bytes: u64, of: impl Fn(&Processor) -> (u64, u64)) -> f64 {

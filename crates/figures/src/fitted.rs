@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use halite_sim::Profile;
 
-use crate::shown::Shown;
+use crate::simulated::SimulatedFigure;
 use crate::sockets::Sockets;
 
 /// A value of a profile that was fitted to points of the figures.
@@ -25,10 +25,10 @@ impl Fitted {
 }
 
 /// Returns the fitted values of the profiles that these figures use.
-pub(crate) fn values(figures: &[Shown]) -> Vec<Fitted> {
+pub(crate) fn values(figures: &[SimulatedFigure]) -> Vec<Fitted> {
     let mut files: Vec<(&str, &str)> = Vec::new();
-    for line in figures.iter().flat_map(|shown| shown.figure.lines()) {
-        let is_replaced = figures.iter().any(|shown| shown.profile.is_some());
+    for line in figures.iter().flat_map(|simulated| simulated.figure.lines()) {
+        let is_replaced = figures.iter().any(|simulated| simulated.profile.is_some());
         let adapter = line.profile.as_deref().filter(|_| !is_replaced);
         let adapter = adapter.and_then(|name| Some((name, Profile::toml(name).ok()?)));
         let sockets = line.sockets.as_deref().and_then(|name| Some((name, Sockets::toml(name)?)));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   data/ID.toml ── published points ────────────┐
-//!   experiments ── one simulated world per point ┴─> Shown ── points with errors ──> plot (SVG), page (HTML, Markdown)
+//!   experiments ── one simulated world per point ┴─> SimulatedFigure ── points with errors ──> plot (SVG), page (HTML, Markdown)
 //!       │ verbs: requests on the simulated fabric    tier: Halite's own sessions    sockets: a formula
 //!       └── profiles of crate `sim`
 //! ```
@@ -17,11 +17,11 @@ mod experiments;
 mod fitted;
 mod page;
 pub mod plot;
-mod shown;
+mod simulated;
 mod sockets;
 mod tier;
 mod verbs;
 
 pub use data::{Figure, Line, Panel};
 pub use page::{Section, counts, html, markdown, page};
-pub use shown::{Point, Shown, Summary, show, summary};
+pub use simulated::{Point, SimulatedFigure, Summary, simulate, summary};

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::data::{Axis, Line, Panel, Scale};
 use crate::fitted;
 use crate::plot::{self, Plot, Series};
-use crate::shown::{Point, Shown, Summary, summary};
+use crate::simulated::{Point, SimulatedFigure, Summary, summary};
 
 const KEY: &str = "Hollow marks and dashed lines are published, filled marks and solid lines simulated.";
 const ABOUT: &str = "\
@@ -16,7 +16,7 @@ and the other values were chosen with all figures known, so predictions are not 
 misses are conjectures: none was tested. A point is a miss if its simulated error exceeds 10 % plus the error of \
 reading the published value off the paper's plot.";
 
-impl Shown {
+impl SimulatedFigure {
     /// Draws the figure.
     pub fn svg(&self) -> String {
         let plots: Vec<Plot> = self.figure.panels.iter().map(|panel| self.plot(panel)).collect();
@@ -49,8 +49,8 @@ impl Shown {
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         for line in self.figure.lines() {
-            if let Some(why) = &line.published_only {
-                notes.push(format!("{}: published only. {why}", line.name));
+            if let Some(reason) = &line.published_only {
+                notes.push(format!("{}: published only. {reason}", line.name));
             }
             let explained = if self.profile.is_none() { line.misses.as_slice() } else { &[] };
             for miss in explained {
@@ -69,9 +69,9 @@ impl Shown {
             let of_line = self.points.iter().filter(|point| point.line == line.name);
             let mut failures: Vec<&String> = of_line.flat_map(|point| &point.failure).collect();
             failures.dedup();
-            for why in failures {
-                let points = self.points_at(line, |point| point.failure.as_ref() == Some(why));
-                notes.extend(points.map(|points| format!("{points}: not simulated, because {why}")));
+            for reason in failures {
+                let points = self.points_at(line, |point| point.failure.as_ref() == Some(reason));
+                notes.extend(points.map(|points| format!("{points}: not simulated, because {reason}")));
             }
         }
         notes
@@ -143,19 +143,16 @@ fn section(section: &Section) -> String {
 }
 
 /// Returns the page with all figures.
-pub fn page(figures: &[Shown]) -> String {
-    let section = |shown: &Shown| Section {
-        id: shown.figure.id.clone(),
-        title: shown.figure.title.clone(),
-        text: format!("{}. {}", shown.figure.source, shown.figure.workload),
-        svg: shown.svg(),
+pub fn page(figures: &[SimulatedFigure]) -> String {
+    let row = |point: &Point| [point.line.to_owned()].into_iter().chain(point.cells()).collect();
+    let section = |simulated: &SimulatedFigure| Section {
+        id: simulated.figure.id.clone(),
+        title: simulated.figure.title.clone(),
+        text: format!("{}. {}", simulated.figure.source, simulated.figure.workload),
+        svg: simulated.svg(),
         head: POINTS.to_vec(),
-        rows: shown
-            .points
-            .iter()
-            .map(|point| [point.line.to_owned()].into_iter().chain(point.cells()).collect())
-            .collect(),
-        notes: shown.notes(),
+        rows: simulated.points.iter().map(row).collect(),
+        notes: simulated.notes(),
     };
     let mut sections: Vec<Section> = figures.iter().map(section).collect();
     let values = fitted::values(figures);
@@ -198,20 +195,20 @@ const FITTED_TEXT: &str = "These values of the profiles were chosen for single p
 which the profiles' files name.";
 
 /// Returns the text of `docs/figures.md`, which refers to the images in `docs/figures/`.
-pub fn markdown(figures: &[Shown]) -> String {
+pub fn markdown(figures: &[SimulatedFigure]) -> String {
     let (about, counts) = (wrapped(ABOUT), wrapped(&counts(figures)));
     let mut text = format!("# Published figures, simulated\n\n{about}\n\n{counts}\n\n{KEY}\n\n{COMMANDS}");
-    for shown in figures {
-        let figure = shown.figure;
+    for simulated in figures {
+        let figure = simulated.figure;
         let mut add = |line: &str| writeln!(text, "{line}").expect("writing to a string cannot fail");
         add(&format!("\n## {}: {}\n", figure.id, figure.title));
         add(&format!("{}\n", wrapped(&format!("{}. {}", figure.source, figure.workload))));
         add(&format!("![{}](figures/{}.svg)\n", figure.title, figure.id));
         add(&format!("| {} |\n|---|---:|---:|---:|---|", POINTS.join(" | ")));
-        for point in &shown.points {
+        for point in &simulated.points {
             add(&format!("| {} | {} |", point.line, point.cells().join(" | ")));
         }
-        let notes = shown.notes();
+        let notes = simulated.notes();
         if !notes.is_empty() {
             add("");
         }
@@ -258,10 +255,10 @@ cargo run --release -p halite-cli -- figure all --out docs/figures --force && rm
 ";
 
 /// Returns sentences that summarise the errors of figures.
-pub fn counts(figures: &[Shown]) -> String {
+pub fn counts(figures: &[SimulatedFigure]) -> String {
     let Summary { fitted, predicted, within_10, within_25 } = summary(figures);
     let mut text = String::new();
-    if let Some(name) = figures.iter().find_map(|shown| shown.profile.as_ref()) {
+    if let Some(name) = figures.iter().find_map(|figure| figure.profile.as_ref()) {
         text += &format!("The profile {name} replaces those of the figures' adapters. ");
     }
     if fitted > 0 {

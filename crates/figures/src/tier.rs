@@ -22,19 +22,19 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of operations of each thread before the measurement.
 const WARM_UP: u64 = 20;
 
-/// The side of the system-call boundary at which the program runs.
+/// The way in which the program calls Halite or LITE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Level {
-    /// No boundary: Halite is part of the program, and a program inside the kernel calls LITE directly.
-    Same,
-    /// Each operation is a system call.
+pub(crate) enum Entry {
+    /// A function call: Halite is part of the program, or LITE and the program are in the kernel.
+    Function,
+    /// One system call per operation.
     SystemCall,
 }
 
 /// Writes of several threads of one node to regions of another node.
 #[derive(Clone, Debug)]
 pub(crate) struct Writes {
-    pub(crate) level: Level,
+    pub(crate) entry: Entry,
     pub(crate) bytes: u64,
     pub(crate) threads: u64,
     pub(crate) regions: u64,
@@ -44,13 +44,13 @@ pub(crate) struct Writes {
 }
 
 impl Writes {
-    pub(crate) fn single(level: Level, bytes: u64) -> Writes {
-        Writes { level, bytes, threads: 1, regions: 1, region_bytes: bytes.max(4096), requests: 200 }
+    pub(crate) fn single(entry: Entry, bytes: u64) -> Writes {
+        Writes { entry, bytes, threads: 1, regions: 1, region_bytes: bytes.max(4096), requests: 200 }
     }
 
     /// Returns the mean time per write in ns: the time of the run divided by the number of writes of all threads.
     pub(crate) fn mean_ns(&self, profile: &Profile) -> Result<f64, Unsimulated> {
-        let cost = Cost::new(profile, WRITE_INSTRUCTIONS, self.level)?;
+        let cost = Cost::new(profile, WRITE_INSTRUCTIONS, self.entry)?;
         let writes = self.clone();
         let operations = self.regions + self.threads * (WARM_UP + self.requests);
         let bytes = self.regions * self.region_bytes;
@@ -141,12 +141,12 @@ impl Writer {
 }
 
 /// Returns the mean latency in ns of calls with 8 B of input and an answer of `bytes`.
-pub(crate) fn call_ns(profile: &Profile, level: Level, bytes: u64) -> Result<f64, Unsimulated> {
+pub(crate) fn call_ns(profile: &Profile, entry: Entry, bytes: u64) -> Result<f64, Unsimulated> {
     let requests = 200;
     // Each end executes half of the instructions. The client also pays for one system call, because LITE hides all
     // others.
-    let client_cost = Cost::new(profile, CALL_INSTRUCTIONS / 2, level)?;
-    let server_cost = Cost::new(profile, CALL_INSTRUCTIONS / 2, Level::Same)?;
+    let client_cost = Cost::new(profile, CALL_INSTRUCTIONS / 2, entry)?;
+    let server_cost = Cost::new(profile, CALL_INSTRUCTIONS / 2, Entry::Function)?;
     let took_ns = measure(profile, 0, WARM_UP + requests, move |world, nodes| async move {
         let server = nodes[1].session().serve(FUNCTION, ServeOptions::default()).map_err(failed)?;
         let inner = world.clone();
@@ -179,9 +179,9 @@ struct Cost {
 }
 
 impl Cost {
-    fn new(profile: &Profile, instructions: u64, level: Level) -> Result<Cost, Unsimulated> {
+    fn new(profile: &Profile, instructions: u64, entry: Entry) -> Result<Cost, Unsimulated> {
         let processor = profile.processor.ok_or(Unsimulated::NoProcessor)?;
-        let call_ns = if level == Level::SystemCall { processor.system_call_ns } else { 0 };
+        let call_ns = if entry == Entry::SystemCall { processor.system_call_ns } else { 0 };
         Ok(Cost { ns: processor.runs_ns(instructions) + call_ns })
     }
 

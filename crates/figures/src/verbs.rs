@@ -68,31 +68,31 @@ impl Run {
 
     /// Returns the mean time per request in ns: the time of the run divided by its number of requests.
     pub(crate) fn mean_ns(&self, profile: &Profile) -> Result<f64, Unsimulated> {
-        let bench = Bench::new(self, profile)?;
-        bench.execute(self.warm_up)?;
-        let begin_ns = bench.world.now_ns();
-        bench.execute(self.requests)?;
-        Ok((bench.world.now_ns() - begin_ns) as f64 / self.requests as f64)
+        let testbed = Testbed::new(self, profile)?;
+        testbed.execute(self.warm_up)?;
+        let begin_ns = testbed.world.now_ns();
+        testbed.execute(self.requests)?;
+        Ok((testbed.world.now_ns() - begin_ns) as f64 / self.requests as f64)
     }
 }
 
 /// Returns the time in ns from the post of a write with immediate until a thread of the target polls its notification.
 pub(crate) fn one_way_ns(profile: &Profile, bytes: u64) -> Result<f64, Unsimulated> {
     let run = Run::single(Verb::Write, bytes);
-    let bench = Bench::new(&run, profile)?;
-    bench.execute(run.warm_up)?;
-    let connection = bench.idle.borrow()[0].clone();
-    let begin_ns = bench.world.now_ns();
+    let testbed = Testbed::new(&run, profile)?;
+    testbed.execute(run.warm_up)?;
+    let connection = testbed.idle.borrow()[0].clone();
+    let begin_ns = testbed.world.now_ns();
     let remote = RemoteAddress { key: connection.remote[0], offset: 0 };
     connection.post(Operation::WriteImm { local: connection.local(bytes), remote, imm: 7 })?;
-    let target = bench.targets[0].clone();
-    bench.spawn("target", async move {
+    let target = testbed.targets[0].clone();
+    testbed.spawn("target", async move {
         let is_notice = |kind: &CompletionKind| matches!(kind, CompletionKind::Notified { .. });
         while completions(&target, is_notice).await? == 0 {}
         Ok(())
     });
-    bench.run()?;
-    Ok((bench.world.now_ns() - begin_ns) as f64)
+    testbed.run()?;
+    Ok((testbed.world.now_ns() - begin_ns) as f64)
 }
 
 /// Maximum number of simulation steps to open the connections, and in addition per request and connection. A run needs
@@ -100,8 +100,8 @@ pub(crate) fn one_way_ns(profile: &Profile, bytes: u64) -> Result<f64, Unsimulat
 const STEPS_TO_START: u64 = 200_000;
 const STEPS_MAX: u64 = 500;
 
-/// Two or more hosts with connections from the first to the others.
-struct Bench {
+/// Two or more simulated hosts, with connections from the first to the others.
+struct Testbed {
     world: World,
     run: Run,
     targets: Vec<Arc<SimFabric>>,
@@ -123,8 +123,8 @@ struct Connection {
     inline: Vec<u8>,
 }
 
-impl Bench {
-    fn new(run: &Run, profile: &Profile) -> Result<Bench, Unsimulated> {
+impl Testbed {
+    fn new(run: &Run, profile: &Profile) -> Result<Testbed, Unsimulated> {
         Unsimulated::check("keys_max", profile.keys_max, run.regions as usize)?;
         Unsimulated::check("queue_depth", profile.queue_depth, run.depth as usize)?;
         let world = World::new(SEED, profile.clone());
@@ -170,7 +170,7 @@ impl Bench {
         let idle: Vec<_> = dialled.into_iter().map(connected).collect::<Result<_, _>>()?;
         let random = Rc::new(RefCell::new(world.random("places")));
         let (idle, failed) = (Rc::new(RefCell::new(idle)), Rc::default());
-        Ok(Bench { world, run: run.clone(), targets, idle, random, failed })
+        Ok(Testbed { world, run: run.clone(), targets, idle, random, failed })
     }
 
     /// Executes this number of requests.

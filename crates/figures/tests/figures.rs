@@ -3,17 +3,14 @@
 use std::sync::LazyLock;
 
 use halite_figures::plot::{Axis, Plot, Ratio, Series, ratios, svg};
-use halite_figures::{Figure, Shown, show, summary};
+use halite_figures::{Figure, SimulatedFigure, simulate, summary};
 use halite_sim::Profile;
 
 /// The figures whose simulation takes less than a second in a release build.
 const SHORT: [&str; 6] = ["lite-6", "lite-7", "lite-8", "lite-10", "slow-2", "slow-3"];
 
-static SHOWN: LazyLock<Vec<Shown>> = LazyLock::new(|| simulate(&SHORT));
-
-fn simulate(ids: &[&str]) -> Vec<Shown> {
-    show(&figures(ids), None, |_, _| {}).expect("built-in profiles are valid")
-}
+static SIMULATED: LazyLock<Vec<SimulatedFigure>> =
+    LazyLock::new(|| simulate(&figures(&SHORT), None, |_, _| {}).expect("built-in profiles are valid"));
 
 fn figures(ids: &[&str]) -> Vec<&'static Figure> {
     ids.iter().map(|id| Figure::named(id).expect("it exists")).collect()
@@ -21,31 +18,37 @@ fn figures(ids: &[&str]) -> Vec<&'static Figure> {
 
 #[test]
 fn each_miss_is_explained() {
-    for shown in &*SHOWN {
-        for point in shown.points.iter().filter(|point| point.misses(10.0)) {
-            assert!(shown.why(point).is_some(), "{}: {} at {}", shown.figure.id, point.line, point.x);
+    for simulated in &*SIMULATED {
+        for point in simulated.points.iter().filter(|point| point.misses(10.0)) {
+            assert!(
+                simulated.explanation(point).is_some(),
+                "{}: {} at {}",
+                simulated.figure.id,
+                point.line,
+                point.x
+            );
         }
     }
 }
 
 #[test]
 fn lines_without_a_simulation_give_a_reason() {
-    for shown in &*SHOWN {
-        for line in shown.figure.lines() {
+    for simulated in &*SIMULATED {
+        for line in simulated.figure.lines() {
             let is_simulated =
-                shown.points.iter().any(|point| point.line == line.name && point.simulated.is_some());
-            assert_ne!(is_simulated, line.published_only.is_some(), "{}: {}", shown.figure.id, line.name);
+                simulated.points.iter().any(|point| point.line == line.name && point.simulated.is_some());
+            assert_ne!(is_simulated, line.published_only.is_some(), "{}: {}", simulated.figure.id, line.name);
         }
-        assert!(shown.svg().starts_with("<svg"));
+        assert!(simulated.svg().starts_with("<svg"));
     }
-    assert!(summary(&SHOWN).predicted > 40);
+    assert!(summary(&SIMULATED).predicted > 40);
 }
 
 #[test]
 fn a_given_profile_replaces_the_figures_own() {
     for name in Profile::NAMES {
         let given = Profile::named(name).expect("it exists");
-        let [figure] = show_with_profile(name, &given, &["lite-6"]).try_into().expect("one figure");
+        let [figure] = simulate_with_profile(name, &given, &["lite-6"]).try_into().expect("one figure");
         assert!(figure.points.iter().all(|point| !point.fitted), "{name}");
         let verbs = figure.points.iter().filter(|point| point.line == "verbs");
         assert!(verbs.clone().all(|point| point.simulated.is_some()), "{name}: {:?}", figure.failures());
@@ -72,7 +75,7 @@ fn an_unsuitable_profile_gives_a_reason() {
     for (field, value) in unsuitable {
         let given = text.replace(&format!("\n{field} ="), &format!("\n{field} = {value} #"));
         let given = Profile::from_toml(&given).unwrap_or_else(|error| panic!("{field} = {value}: {error}"));
-        for figure in show_with_profile(field, &given, &["lite-6", "lite-10"]) {
+        for figure in simulate_with_profile(field, &given, &["lite-6", "lite-10"]) {
             for point in &figure.points {
                 assert!(point.simulated.is_none_or(|value| value > 0.0), "{field} = {value}: {point:?}");
             }
@@ -80,8 +83,8 @@ fn an_unsuitable_profile_gives_a_reason() {
     }
 }
 
-fn show_with_profile(name: &str, given: &Profile, ids: &[&str]) -> Vec<Shown> {
-    show(&figures(ids), Some((name, given)), |_, _| {}).expect("built-in profiles are valid")
+fn simulate_with_profile(name: &str, given: &Profile, ids: &[&str]) -> Vec<SimulatedFigure> {
+    simulate(&figures(ids), Some((name, given)), |_, _| {}).expect("built-in profiles are valid")
 }
 
 #[test]

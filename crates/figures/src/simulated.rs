@@ -1,4 +1,4 @@
-//! A figure with its published and its simulated points.
+//! Figures with their published and simulated points.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -12,12 +12,12 @@ use crate::sockets::Sockets;
 
 /// A figure after its simulation.
 #[derive(Clone, Debug)]
-pub struct Shown {
+pub struct SimulatedFigure {
     /// The published figure.
     pub figure: &'static Figure,
     /// The points of the figure, line by line.
     pub points: Vec<Point>,
-    /// Name of the profile that the caller of [`show`] gave; it replaces the profiles of adapters.
+    /// Name of the profile that replaced the profiles of adapters, if any.
     pub profile: Option<String>,
 }
 
@@ -64,19 +64,19 @@ pub struct Summary {
     pub within_25: usize,
 }
 
-/// Simulates figures on all processors. After each point, calls `done` with the number of finished points and the
-/// number of all points. If `given` is a profile with its name, it replaces the profiles of adapters, and the points of
-/// adapters do not count as fitted. Fails if a line names an unknown profile.
-pub fn show(
+/// Simulates figures on all processors. After each point, calls `report_progress` with the number of finished points and
+/// the number of all points. A `replacement`, with its name, replaces the profiles of adapters; the points of adapters
+/// then do not count as fitted. Fails if a line names an unknown profile.
+pub fn simulate(
     figures: &[&'static Figure],
-    given: Option<(&str, &Profile)>,
-    done: impl Fn(usize, usize) + Sync,
-) -> Result<Vec<Shown>, ProfileError> {
+    replacement: Option<(&str, &Profile)>,
+    report_progress: impl Fn(usize, usize) + Sync,
+) -> Result<Vec<SimulatedFigure>, ProfileError> {
     let mut jobs = Vec::new();
     for figure in figures {
         for line in figure.lines() {
-            let profile = match (&line.profile, given) {
-                (Some(_), Some((_, given))) => Some(given.clone()),
+            let profile = match (&line.profile, replacement) {
+                (Some(_), Some((_, replacement))) => Some(replacement.clone()),
                 (Some(name), None) => Some(Profile::named(name)?),
                 (None, _) => None,
             };
@@ -90,9 +90,9 @@ pub fn show(
             let index = next.fetch_add(1, Relaxed);
             let Some((figure, line, profile, [x, published])) = jobs.get(index) else { return };
             let mut point = point(&figure.id, line, profile.as_ref(), *x, *published);
-            point.fitted &= given.is_none() || profile.is_none();
+            point.fitted &= replacement.is_none() || profile.is_none();
             slots.lock().expect("no simulation panics")[index] = Some(point);
-            done(finished.fetch_add(1, Relaxed) + 1, jobs.len());
+            report_progress(finished.fetch_add(1, Relaxed) + 1, jobs.len());
         }
     };
     std::thread::scope(|scope| {
@@ -103,12 +103,12 @@ pub fn show(
         work();
     });
     let mut points = slots.into_inner().expect("no simulation panics").into_iter().flatten();
-    let shown = |figure: &&'static Figure| {
+    let with_points = |figure: &&'static Figure| {
         let count = figure.lines().map(|line| line.points.len()).sum();
-        let profile = given.map(|(name, _)| name.to_owned());
-        Shown { figure, points: points.by_ref().take(count).collect(), profile }
+        let profile = replacement.map(|(name, _)| name.to_owned());
+        SimulatedFigure { figure, points: points.by_ref().take(count).collect(), profile }
     };
-    Ok(figures.iter().map(shown).collect())
+    Ok(figures.iter().map(with_points).collect())
 }
 
 fn point(figure: &str, line: &'static Line, profile: Option<&Profile>, x: f64, published: f64) -> Point {
@@ -136,9 +136,9 @@ fn point(figure: &str, line: &'static Line, profile: Option<&Profile>, x: f64, p
 }
 
 /// Counts the fitted points, and the predicted points by error.
-pub fn summary(figures: &[Shown]) -> Summary {
+pub fn summary(figures: &[SimulatedFigure]) -> Summary {
     let mut summary = Summary::default();
-    for point in figures.iter().flat_map(|shown| &shown.points).filter(|point| point.simulated.is_some()) {
+    for point in figures.iter().flat_map(|figure| &figure.points).filter(|point| point.simulated.is_some()) {
         if point.fitted {
             summary.fitted += 1;
             continue;
@@ -150,9 +150,9 @@ pub fn summary(figures: &[Shown]) -> Summary {
     summary
 }
 
-impl Shown {
+impl SimulatedFigure {
     /// Returns the explanation of a point that misses; `None` if the data contains none.
-    pub fn why(&self, point: &Point) -> Option<&str> {
+    pub fn explanation(&self, point: &Point) -> Option<&str> {
         let line = self.figure.lines().find(|line| line.name == point.line)?;
         line.misses.iter().find(|miss| miss.at.contains(&point.x)).map(|miss| miss.why.as_str())
     }
