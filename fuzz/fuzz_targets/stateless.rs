@@ -10,6 +10,8 @@ use halite_rnic::stateless::{
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Operation, Refused, Remote, Request, Source};
 use libfuzzer_sys::fuzz_target;
+use polyval::Polyval;
+use polyval::universal_hash::UniversalHash as _;
 
 struct Bytes;
 
@@ -226,10 +228,27 @@ fn forged_packet(fields: &[u8; FIELDS_BYTES], now_ns: u64, grant: &Grant) -> Vec
     if kind & 0x10 != 0 {
         packet.extend([(number % 4).to_be_bytes(), now_ns.to_be_bytes()].concat());
     }
-    let mut hasher = blake3::Hasher::new_keyed(&grant.key);
-    hasher.update(&packet[12..]).update(&packet[..1]).update(&packet[5..8]);
-    packet.extend(&hasher.finalize().as_bytes()[..16]);
+    let tag = tag(&grant.key, &packet);
+    packet.extend(tag);
     packet
+}
+
+/// Computes a tag as docs/protocol.md describes it (ROCE-STATELESS-3).
+fn tag(key: &[u8; 32], packet: &[u8]) -> [u8; 16] {
+    let body = &packet[12..];
+    let covered = if body.len() <= 56 {
+        body.to_vec()
+    } else {
+        let mut digest = Polyval::new(key[16..].as_array().expect("half a key").into());
+        digest.update_padded(body);
+        digest.finalize().to_vec()
+    };
+    let mut input = [0; 64];
+    input[..covered.len()].copy_from_slice(&covered);
+    input[56..].copy_from_slice(&[&packet[..1], &packet[5..8], &(body.len() as u32).to_be_bytes()].concat());
+    let mut half = [0; 32];
+    half[..16].copy_from_slice(&key[..16]);
+    blake3::keyed_hash(&half, &input).as_bytes()[..16].try_into().expect("16 bytes")
 }
 
 /// Lets two lanes write to each other. The requests of each lane carry its answers to the other.

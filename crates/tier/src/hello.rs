@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{NodeId, NodeIncarnation};
 
 /// Version of the protocol between nodes. Nodes with different versions do not connect.
-pub const PROTOCOL_VERSION: u16 = 20;
+pub const PROTOCOL_VERSION: u16 = 21;
 
 /// A node's hello: its number, incarnation, process and address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -42,7 +42,7 @@ const EXTENSIONS_AT: usize = 24 + LANES * 8;
 /// Bits of the extensions that an end supports; unknown bits are ignored.
 const SELECTIVE: u8 = 1;
 const TELLS_WAITS: u8 = 2;
-/// Stateless lanes in the present form; bit 2 meant an earlier one.
+/// Stateless lanes. Bit 2 meant an earlier form.
 const TAKES_STATELESS: u8 = 128;
 const ASKS_STATELESS: u8 = 8;
 /// Bit of the extensions in Accept: grants follow the offer.

@@ -1,10 +1,12 @@
-//! Rights, and the keys and tags that prove them. Both are computed with keyed BLAKE3.
+//! Rights, and the keys and tags that prove them.
 //!
-//! A key is a hash of 48 bytes, a tag a hash of the packet: about a tenth of a microsecond for a short one, one or two for
-//! 4 KiB.
-//! AES-GMAC would need a key schedule per packet, because each requester has its own key and the responder stores none.
+//! A key is a keyed BLAKE3 hash of 48 bytes, a tag one of 64: 0.1 us each. A packet that does not fit into the 64 bytes is
+//! compressed before, by POLYVAL: 0.2 us for 1 KiB, 0.7 us for 4 KiB.
 
 use core::net::{IpAddr, SocketAddr};
+
+use polyval::Polyval;
+use polyval::universal_hash::UniversalHash as _;
 
 use super::wire::BTH_BYTES;
 use crate::wire::Qpn;
@@ -98,15 +100,32 @@ pub(super) fn derive(
     *blake3::keyed_hash(secret, &input).as_bytes()
 }
 
+/// Bytes after the transport header that a tag covers without a digest.
+const SHORT_BYTES_MAX: usize = 56;
+
 /// Computes the tag of a packet, given without its tag. The tag covers the opcode, so that requests and answers differ,
 /// the queue pair, and all bytes after the transport header. It excludes the header's other bytes, which switches and
 /// the ICRC change.
+///
+/// The second half of the key serves the digest alone, and the digest leaves only through BLAKE3. So a packet that is sent
+/// again with other bytes reveals nothing, as it would with AES-GMAC.
 // [ROCE-STATELESS-3]
 pub(super) fn tag(key: &[u8; 32], packet: &[u8]) -> [u8; TAG_BYTES] {
-    let mut hasher = blake3::Hasher::new_keyed(key);
-    // The long part is first, because blake3 hashes whole KiB of one update, counted from the start, in parallel.
-    hasher.update(&packet[BTH_BYTES..]).update(&packet[..1]).update(&packet[5..8]);
-    *hasher.finalize().as_bytes().first_chunk().expect("a hash is longer")
+    let body = &packet[BTH_BYTES..];
+    let mut input = [0; 64];
+    if let Some(short) = input.get_mut(..body.len()).filter(|_| body.len() <= SHORT_BYTES_MAX) {
+        short.copy_from_slice(body);
+    } else {
+        let mut digest = Polyval::new(key.last_chunk::<16>().expect("a key is longer").into());
+        digest.update_padded(body);
+        input[..16].copy_from_slice(&digest.finalize());
+    }
+    input[56] = packet[0];
+    input[57..60].copy_from_slice(&packet[5..8]);
+    input[60..].copy_from_slice(&(body.len() as u32).to_be_bytes());
+    let mut hash_key = [0; 32];
+    hash_key[..16].copy_from_slice(&key[..16]);
+    *blake3::keyed_hash(&hash_key, &input).as_bytes().first_chunk().expect("a hash is longer")
 }
 
 /// Compares two tags in constant time.

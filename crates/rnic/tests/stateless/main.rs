@@ -382,8 +382,15 @@ fn an_effect_is_recorded_for_twice_t() {
 
 #[test]
 fn packets_with_other_bytes_rights_or_addresses_have_no_effect() {
+    // A short packet, and one whose tag covers a digest.
+    for bytes in [&b"salt"[..], &[7; 300]] {
+        others_of_a_write_have_no_effect(bytes);
+    }
+}
+
+fn others_of_a_write_have_no_effect(bytes: &[u8]) {
     let mut world = World::new(Rights::ReadWrite);
-    assert_eq!(world.write(64, b"salt"), Outcome::Success(Vec::new()));
+    assert_eq!(world.write(64, bytes), Outcome::Success(Vec::new()));
     let before = world.memory.0.borrow().clone();
     let done = world.responder.counters().done;
     let copy = world.sent.last().unwrap().clone();
