@@ -131,7 +131,7 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
     let target = Target { to: from, qpn: Qpn::new(3), rkey: rkey % 2, rights };
     let kind = if kind.is_multiple_of(2) { OrderKind::Read } else { OrderKind::Write };
     let order = Order { kind, local: address, remote: address, remote_key: rkey % 2, len: u32::from(len) };
-    responder.order(now_ns, target, order).expect("there is room");
+    responder.order(now_ns, target, order, &Bytes).expect("there is room");
     for _ in 0..200 {
         if let Some((_, len)) = responder.poll_transmit(now_ns, &mut packet) {
             requester.handle_packet(now_ns, &mut clock, &packet[..len - ICRC_BYTES], &Bytes);
@@ -171,6 +171,11 @@ fn check_forged_packets(now_ns: u64, rkey: u32, rights: Rights, bytes: &[u8]) {
     lane.post(Request { id: 0, operation, signalled: true, solicited: false });
     let mut clock = ServerClock::default();
     let memory = Granted(grant.clone());
+    let target = Target { to: from, qpn: Qpn::new(3), rkey, rights };
+    for (kind, len) in [(OrderKind::Read, 8), (OrderKind::Write, 8), (OrderKind::Read, 3_000)] {
+        let order = Order { kind, local: 0, remote: 0, remote_key: rkey, len };
+        responder.order(now_ns, target, order, &memory).expect("there is room");
+    }
     let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
     for (round, fields) in (1..).zip(bytes.chunks_exact(FIELDS_BYTES)) {
         let now_ns = now_ns + round * 1_000_000;
@@ -193,6 +198,7 @@ fn check_forged_packets(now_ns: u64, rkey: u32, rights: Rights, bytes: &[u8]) {
             }
         }
         while requester.poll_done().is_some() || lane.poll_event().is_some() {}
+        while responder.poll_order().is_some() {}
     }
 }
 

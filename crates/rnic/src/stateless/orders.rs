@@ -8,7 +8,15 @@
 //!     RDA ──────────────────────────────────────────────────►
 //!     ◄───────────────────────── CQEP: order, outcome ─────┘
 //!     EA ───────────────────────────────────────────────────►
+//!
+//!     WQEP: ..., the bytes of a short write ────────────────►
+//!     ◄── CQEP: order, outcome, the bytes of a short read ─┘
+//!     EA ───────────────────────────────────────────────────►
 //! ```
+//!
+//! A transfer is short if its bytes fit into one packet. The responder copies the bytes of a short write when the order
+//! begins, so all copies of the WQEP are the same. It writes those of a short read to the memory of its own order, while
+//! the order is in progress: the CQEP names no address, and is never late.
 //!
 //! The responder keeps an order until the CQEP arrives or the responder gives up, and repeats the WQEP meanwhile. It
 //! never reuses an order's number within an epoch, so a repeated CQEP ends no other order. The requester remembers an
@@ -21,7 +29,8 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use super::tag::Rights;
-use super::wire::Status;
+use super::wire::{Kind, PAYLOAD_BYTES_FIRST, Packet, Status};
+use crate::memory::{Access, Memory, Refused};
 use crate::wire::Qpn;
 
 /// Maximum number of orders in progress of one responder.
@@ -97,7 +106,7 @@ pub enum OrderOutcome {
     /// done.
     Refused,
     /// The requester does not answer: the order is done, done in part, or not done. For T from now on,
-    /// packets in flight may still write to the target memory.
+    /// packets in flight may still write to the target memory; only a short read writes nothing any more.
     MaybeDone,
 }
 
@@ -120,19 +129,32 @@ pub(super) struct Orders {
 struct Pending {
     target: Target,
     order: Order,
+    /// The bytes of a short write.
+    bytes: Box<[u8]>,
     due_ns: u64,
     attempts: u32,
 }
 
 impl Orders {
-    pub(super) fn add(&mut self, now_ns: u64, target: Target, order: Order) -> Result<u64, OrdersFull> {
+    pub(super) fn add(
+        &mut self,
+        now_ns: u64,
+        target: Target,
+        order: Order,
+        memory: &impl Memory,
+    ) -> Result<u64, OrdersFull> {
         if self.pending.len() >= ORDERS_MAX {
             return Err(OrdersFull);
         }
         let id = self.next_id;
         self.next_id += 1;
-        self.pending.insert(id, Pending { target, order, due_ns: now_ns, attempts: 0 });
-        self.due.insert((now_ns, id));
+        match order.take_bytes(&target, memory) {
+            Ok(bytes) => {
+                self.pending.insert(id, Pending { target, order, bytes, due_ns: now_ns, attempts: 0 });
+                self.due.insert((now_ns, id));
+            }
+            Err(Refused) => self.done.push_back(OrderDone { id, outcome: OrderOutcome::Refused }),
+        }
         Ok(id)
     }
 
@@ -148,8 +170,9 @@ impl Orders {
         self.done.pop_front()
     }
 
-    /// Returns the next order whose WQEP must be sent now. Ends orders whose requester has not answered in time.
-    pub(super) fn next_due(&mut self, now_ns: u64) -> Option<(u64, Target, Order)> {
+    /// Returns the next order whose WQEP must be sent now, with the bytes that it carries. Ends orders whose requester has
+    /// not answered in time.
+    pub(super) fn next_due(&mut self, now_ns: u64) -> Option<(u64, Target, Order, &[u8])> {
         loop {
             let (_, id) = *self.due.first().filter(|(due_ns, _)| *due_ns <= now_ns)?;
             let pending = self.pending.get_mut(&id).expect("a due order is pending");
@@ -161,26 +184,29 @@ impl Orders {
             pending.attempts += 1;
             let (target, order) = (pending.target, pending.order);
             self.reschedule(id, now_ns + wait_ns);
-            return Some((id, target, order));
+            return Some((id, target, order, &self.pending[&id].bytes));
         }
     }
 
-    /// Handles a requester's packet about an order: a CQEP if `is_end` is true, and otherwise an EA.
+    /// Handles a requester's CQEP or EA. A CQEP may have the bytes of a short read for `memory`.
+    // [ROCE-STATELESS-13]
     pub(super) fn handle_answer(
         &mut self,
         now_ns: u64,
         from: SocketAddr,
-        qpn: Qpn,
-        id: u64,
-        status: Status,
-        is_end: bool,
+        packet: &Packet<'_>,
+        memory: &impl Memory,
     ) {
+        let Packet { qpn, number: id, status, payload, .. } = *packet;
         let Some(pending) = self.pending.get_mut(&id) else { return };
         if (pending.target.to, pending.target.qpn) != (from, qpn) {
             return;
         }
-        match (is_end, status) {
-            (true, Status::Done) => self.end(id, OrderOutcome::Success),
+        match (packet.kind == Kind::Cqep, status) {
+            (true, Status::Done) => {
+                let outcome = pending.order.place(&pending.target, payload, memory);
+                self.end(id, outcome);
+            }
             (_, Status::Refused) => self.end(id, OrderOutcome::Refused),
             (true, _) => self.end(id, OrderOutcome::MaybeDone),
             (false, Status::Done) => {
@@ -241,31 +267,85 @@ impl EndedOrders {
     }
 }
 
-/// Length in bytes of an encoded order: the payload of a WQEP.
+/// Length in bytes of an encoded order, at the start of the payload of a WQEP.
 const ORDER_BYTES: usize = 20;
+/// Maximum length in bytes of a short transfer. With the order before them, the bytes fit into the packets of a path
+/// whose MTU is unknown.
+const SHORT_BYTES_MAX: usize = PAYLOAD_BYTES_FIRST;
 
 impl Order {
-    /// Encodes the fields that the header of a WQEP does not contain.
-    // [ROCE-STATELESS-6]
-    pub(super) fn emit(&self) -> [u8; ORDER_BYTES] {
-        let mut bytes = [0; ORDER_BYTES];
-        bytes[..8].copy_from_slice(&self.remote.to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.remote_key.to_be_bytes());
-        bytes[12..16].copy_from_slice(&self.len.to_be_bytes());
-        bytes[16] = u8::from(self.kind == OrderKind::Write);
-        bytes
+    /// Returns true if the WQEP or the CQEP carries the bytes.
+    pub(super) fn is_short(&self) -> bool {
+        self.len as usize <= SHORT_BYTES_MAX
     }
 
-    /// Parses the payload of a WQEP whose header has the address `local`.
-    pub(super) fn parse(local: u64, payload: &[u8]) -> Option<Order> {
-        let payload: &[u8; ORDER_BYTES] = payload.try_into().ok()?;
-        let u32_at = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().expect("four bytes"));
-        let kind = match payload[16] {
+    /// Returns the bytes that the WQEP carries. Refuses an order that the grant does not permit, and a short transfer
+    /// that the memory does not permit.
+    fn take_bytes(&self, target: &Target, memory: &impl Memory) -> Result<Box<[u8]>, Refused> {
+        let Order { kind, local, len, .. } = *self;
+        let (access, is_permitted) = match kind {
+            OrderKind::Read => (Access::Write, target.rights.write()),
+            OrderKind::Write => (Access::Read, target.rights.read()),
+        };
+        if !is_permitted {
+            return Err(Refused);
+        }
+        if !self.is_short() {
+            return Ok([].into());
+        }
+        memory.check(target.rkey, access, local, u64::from(len))?;
+        if kind == OrderKind::Read {
+            return Ok([].into());
+        }
+        let mut bytes = vec![0; len as usize];
+        memory.read(target.rkey, local, &mut bytes)?;
+        Ok(bytes.into())
+    }
+
+    /// Writes the payload of a CQEP, done, to the memory of the order. A payload of another length is not written: only a
+    /// requester that breaks the protocol sends it.
+    fn place(&self, target: &Target, payload: &[u8], memory: &impl Memory) -> OrderOutcome {
+        let Order { local, len, .. } = *self;
+        let is_carried = self.is_short() && self.kind == OrderKind::Read;
+        if payload.len() != if is_carried { len as usize } else { 0 } {
+            return OrderOutcome::MaybeDone;
+        }
+        if !is_carried {
+            return OrderOutcome::Success;
+        }
+        // The process may have withdrawn the key since the order began.
+        let check = memory.check(target.rkey, Access::Write, local, u64::from(len));
+        match check.and_then(|()| memory.write(target.rkey, local, payload)) {
+            Ok(()) => OrderOutcome::Success,
+            Err(Refused) => OrderOutcome::Refused,
+        }
+    }
+
+    /// Writes the fields that the header of a WQEP does not contain, and the bytes that the WQEP carries, to `payload`.
+    /// Returns their length.
+    // [ROCE-STATELESS-6]
+    pub(super) fn emit(&self, bytes: &[u8], payload: &mut [u8]) -> usize {
+        payload[..8].copy_from_slice(&self.remote.to_be_bytes());
+        payload[8..12].copy_from_slice(&self.remote_key.to_be_bytes());
+        payload[12..16].copy_from_slice(&self.len.to_be_bytes());
+        payload[16..ORDER_BYTES].copy_from_slice(&[u8::from(self.kind == OrderKind::Write), 0, 0, 0]);
+        payload[ORDER_BYTES..][..bytes.len()].copy_from_slice(bytes);
+        ORDER_BYTES + bytes.len()
+    }
+
+    /// Parses the payload of a WQEP whose header has the address `local`. Returns the order, and the bytes that the WQEP
+    /// carries.
+    pub(super) fn parse(local: u64, payload: &[u8]) -> Option<(Order, &[u8])> {
+        let (fields, bytes) = payload.split_first_chunk::<ORDER_BYTES>()?;
+        let u32_at = |at: usize| u32::from_be_bytes(fields[at..at + 4].try_into().expect("four bytes"));
+        let kind = match fields[16] {
             0 => OrderKind::Read,
             1 => OrderKind::Write,
             _ => return None,
         };
-        let remote = u64::from_be_bytes(payload[..8].try_into().expect("eight bytes"));
-        Some(Order { kind, local, remote, remote_key: u32_at(8), len: u32_at(12) })
+        let remote = u64::from_be_bytes(fields[..8].try_into().expect("eight bytes"));
+        let order = Order { kind, local, remote, remote_key: u32_at(8), len: u32_at(12) };
+        let carried = if kind == OrderKind::Write && order.is_short() { order.len as usize } else { 0 };
+        (bytes.len() == carried).then_some((order, bytes))
     }
 }

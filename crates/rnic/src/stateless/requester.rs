@@ -10,7 +10,7 @@ use super::tag::{self, Grant};
 use super::window::Window;
 use super::wire::{ACK_BYTES, Ack, Kind, PAYLOAD_AT, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status};
 use super::work::{Done, Outcome, POSTED_MAX, PostError, Work};
-use crate::memory::{Access, Memory};
+use crate::memory::{Access, Memory, Refused};
 
 /// Maximum number of the responder's orders in progress at this requester.
 const ORDERS_MAX: usize = 64;
@@ -70,7 +70,7 @@ enum Origin {
 #[derive(Debug, Default)]
 struct ReceivedOrders {
     /// Orders whose age is unknown until the responder's clock is known.
-    undated: Vec<(u64, u64, Order)>,
+    undated: Vec<ReceivedOrder>,
     /// Time at which the requester last asked for the responder's clock.
     asked_ns: Option<u64>,
     /// Orders that are posted or in progress, each with the time of the responder's clock in ns until which the responder
@@ -83,10 +83,22 @@ struct ReceivedOrders {
     ended: EndedOrders,
 }
 
+/// A WQEP.
+#[derive(Debug)]
+struct ReceivedOrder {
+    id: u64,
+    stamp_ns: u64,
+    order: Order,
+    /// The bytes of a short write.
+    bytes: Vec<u8>,
+}
+
 #[derive(Debug)]
 struct OrderEnd {
     id: u64,
     status: Status,
+    /// The bytes of a short read, which the CQEP carries.
+    bytes: Vec<u8>,
     began_ns: u64,
     due_ns: u64,
     attempts: u32,
@@ -407,16 +419,19 @@ impl Requester {
         self.orders.forget_ends(now_ns, self.grant.effect_life_ns, is_over);
         let orders = &mut self.orders;
         let asks_clock = |asked_ns: Option<u64>| asked_ns.is_none_or(|asked| now_ns >= asked + clock_life_ns);
-        let (kind, number, status) = if let Some((id, status)) = orders.answers.pop_front() {
-            (Kind::Ea, id, status)
+        let (kind, number, status, payload) = if let Some((id, status)) = orders.answers.pop_front() {
+            (Kind::Ea, id, status, &[][..])
         } else if let Some(end) = orders.ends.iter_mut().find(|end| end.due_ns <= now_ns) {
+            if end.attempts == 0 {
+                end.began_ns = now_ns;
+            }
             end.due_ns = now_ns + clock.timeout_ns(end.attempts);
             end.attempts += 1;
-            (Kind::Cqep, end.id, end.status)
+            (Kind::Cqep, end.id, end.status, &end.bytes[..])
         } else if !orders.undated.is_empty() && asks_clock(orders.asked_ns) {
             orders.asked_ns = Some(now_ns);
             self.clock_questions += 1;
-            (Kind::Gd, CLOCK_REQUEST, Status::Done)
+            (Kind::Gd, CLOCK_REQUEST, Status::Done, &[][..])
         } else {
             return None;
         };
@@ -428,11 +443,11 @@ impl Requester {
             stamp_ns: clock.now_ns(now_ns, u64::MAX).unwrap_or(0),
             address: 0,
             rkey,
-            len: 0,
+            len: payload.len() as u32,
             epoch,
             rights,
             status,
-            payload: &[],
+            payload,
             ack: None,
         };
         Some(seal(&packet, &self.grant.key, buffer))
@@ -454,12 +469,17 @@ impl Requester {
         }
         match packet.kind {
             Kind::Wqep => {
-                let Some(order) = Order::parse(packet.address, packet.payload) else { return false };
-                self.orders.undated.push((packet.number, packet.stamp_ns, order));
+                let Some((order, bytes)) = Order::parse(packet.address, packet.payload) else { return false };
+                let Packet { number: id, stamp_ns, .. } = packet;
+                self.orders.undated.push(ReceivedOrder { id, stamp_ns, order, bytes: bytes.to_vec() });
             }
             Kind::Ea => {
                 clock.learn(now_ns, packet.stamp_ns);
                 let is_acknowledged = |end: &OrderEnd| end.id == packet.number;
+                let end = self.orders.ends.iter().find(|end| is_acknowledged(end));
+                if let Some(end) = end.filter(|end| end.attempts > 0) {
+                    clock.add_round_trip(now_ns, end.began_ns, end.attempts);
+                }
                 self.orders.forget_ends(now_ns, self.grant.effect_life_ns, is_acknowledged);
             }
             Kind::Gda if packet.number == CLOCK_REQUEST => {
@@ -476,7 +496,8 @@ impl Requester {
     // [ROCE-STATELESS-7]
     fn process_orders(&mut self, now_ns: u64, clock: &ServerClock, memory: &impl Memory) {
         let (effect_life_ns, clock_life_ns) = (self.grant.effect_life_ns, self.clock_life_ns());
-        for (id, stamp_ns, order) in mem::take(&mut self.orders.undated) {
+        for received in mem::take(&mut self.orders.undated) {
+            let ReceivedOrder { id, stamp_ns, order, .. } = received;
             let orders = &mut self.orders;
             if let Some((_, until_ns)) = orders.running.iter_mut().find(|(running, _)| *running == id) {
                 *until_ns = (*until_ns).max(stamp_ns.saturating_add(LEASE_NS));
@@ -488,15 +509,15 @@ impl Requester {
                 continue;
             }
             if let Some(status) = orders.ended.get(id) {
-                orders.ends.push(OrderEnd { id, status, began_ns: now_ns, due_ns: now_ns, attempts: 0 });
+                orders.ends.push(OrderEnd::new(now_ns, id, status, Vec::new()));
                 continue;
             }
             let busy = orders.running.len() + orders.ends.len() + orders.undated.len() >= ORDERS_MAX;
             let Some(server_ns) = clock.now_ns(now_ns, clock_life_ns) else {
                 // Repeated orders replace earlier copies, whose age is higher.
-                orders.undated.retain(|(other, ..)| *other != id);
+                orders.undated.retain(|other| other.id != id);
                 if !busy {
-                    orders.undated.push((id, stamp_ns, order));
+                    orders.undated.push(received);
                 }
                 continue;
             };
@@ -507,13 +528,26 @@ impl Requester {
                 orders.answers.push_back((id, Status::Busy));
                 continue;
             }
-            match work_of(&order, memory) {
-                Some(work) => {
+            let executed = work_of(&order, memory).and_then(|work| match (order.is_short(), work) {
+                (false, work) => {
                     orders.running.push((id, stamp_ns.saturating_add(LEASE_NS)));
                     let (origin, rkey) = (Origin::Order { id, order }, self.grant.rkey);
                     self.posted.push_back(Posted { origin, rkey, work, overlaps: false });
+                    Ok(())
                 }
-                None => orders.answers.push_back((id, Status::Refused)),
+                // [ROCE-STATELESS-13]
+                (true, Work::Write { bytes, .. }) => {
+                    orders.ends.push(OrderEnd::new(now_ns, id, Status::Done, bytes));
+                    Ok(())
+                }
+                (true, _) => {
+                    memory.write(order.remote_key, order.remote, &received.bytes)?;
+                    orders.ends.push(OrderEnd::new(now_ns, id, Status::Done, Vec::new()));
+                    Ok(())
+                }
+            });
+            if executed.is_err() {
+                orders.answers.push_back((id, Status::Refused));
             }
         }
     }
@@ -695,7 +729,7 @@ impl Requester {
                 };
                 self.orders.running.retain(|(running, _)| *running != id);
                 self.orders.ended.insert(now_ns, self.grant.effect_life_ns, id, status);
-                self.orders.ends.push(OrderEnd { id, status, began_ns: now_ns, due_ns: now_ns, attempts: 0 });
+                self.orders.ends.push(OrderEnd::new(now_ns, id, status, Vec::new()));
             }
         }
     }
@@ -717,6 +751,12 @@ impl ReceivedOrders {
     }
 }
 
+impl OrderEnd {
+    fn new(now_ns: u64, id: u64, status: Status, bytes: Vec<u8>) -> OrderEnd {
+        OrderEnd { id, status, bytes, began_ns: now_ns, due_ns: now_ns, attempts: 0 }
+    }
+}
+
 impl Piece {
     /// Returns the number of packets as which this one counts in the window.
     fn weight(&self) -> usize {
@@ -729,18 +769,18 @@ impl Piece {
     }
 }
 
-/// Returns the request that executes an order; `None` if the memory does not permit it.
-fn work_of(order: &Order, memory: &impl Memory) -> Option<Work> {
+/// Returns the request that executes an order. Fails if the memory does not permit it.
+fn work_of(order: &Order, memory: &impl Memory) -> Result<Work, Refused> {
     let Order { kind, local: address, remote, remote_key, len } = *order;
     let access = if kind == OrderKind::Read { Access::Read } else { Access::Write };
-    memory.check(remote_key, access, remote, u64::from(len)).ok()?;
+    memory.check(remote_key, access, remote, u64::from(len))?;
     let len = len as usize;
     match kind {
-        OrderKind::Write => Some(Work::Read { address, len }),
+        OrderKind::Write => Ok(Work::Read { address, len }),
         OrderKind::Read => {
             let mut bytes = vec![0; len];
-            memory.read(remote_key, remote, &mut bytes).ok()?;
-            Some(Work::Write { address, bytes })
+            memory.read(remote_key, remote, &mut bytes)?;
+            Ok(Work::Write { address, bytes })
         }
     }
 }

@@ -154,10 +154,16 @@ impl Responder {
         self.record.sweep_ns().into_iter().chain(self.inbox.sweep_ns()).min()
     }
 
-    /// Starts an order, which the requester `target` executes, and returns the order's id. Fails at the maximum number
-    /// of orders in progress.
-    pub fn order(&mut self, now_ns: u64, target: Target, order: Order) -> Result<u64, OrdersFull> {
-        self.orders.add(now_ns, target, order)
+    /// Starts an order, which the requester `target` executes, and returns the order's id. Copies the bytes of a write of
+    /// at most [`PAYLOAD_BYTES_FIRST`] from `memory`. Fails at the maximum number of orders in progress.
+    pub fn order(
+        &mut self,
+        now_ns: u64,
+        target: Target,
+        order: Order,
+        memory: &impl Memory,
+    ) -> Result<u64, OrdersFull> {
+        self.orders.add(now_ns, target, order, memory)
     }
 
     /// Returns the number of orders in progress.
@@ -182,9 +188,9 @@ impl Responder {
     /// # Panics
     /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
     pub fn poll_transmit(&mut self, now_ns: u64, buffer: &mut [u8]) -> Option<(SocketAddr, usize)> {
-        let (id, Target { to, qpn, rkey, rights }, order) = self.orders.next_due(now_ns)?;
+        let (id, Target { to, qpn, rkey, rights }, order, bytes) = self.orders.next_due(now_ns)?;
         self.counters.orders_sent += 1;
-        let payload = order.emit();
+        let carried = order.emit(bytes, &mut buffer[PAYLOAD_AT..]);
         let packet = Packet {
             kind: Kind::Wqep,
             qpn,
@@ -192,15 +198,15 @@ impl Responder {
             stamp_ns: now_ns,
             address: order.local,
             rkey,
-            len: payload.len() as u32,
+            len: carried as u32,
             epoch: self.epoch,
             rights,
             status: Status::Done,
-            payload: &payload,
+            payload: &[],
             ack: None,
         };
         let key = tag::derive(&self.secret, to, qpn, rkey, rights, self.epoch);
-        Some((to, seal(&packet, &key, buffer)))
+        Some((to, add_tag(packet.emit_around(carried, buffer), &key, buffer)))
     }
 
     /// Handles a packet from `from`, given without its ICRC, and writes the answer to `answer`. Returns the answer's
@@ -245,9 +251,7 @@ impl Responder {
         let (status, len) = match packet.kind {
             Kind::Gd => self.read(&packet, memory, payload),
             Kind::Ea | Kind::Cqep => {
-                let is_end = packet.kind == Kind::Cqep;
-                let Packet { qpn, number, status, .. } = packet;
-                self.orders.handle_answer(now_ns, from, qpn, number, status, is_end);
+                self.orders.handle_answer(now_ns, from, &packet, memory);
                 (Status::Done, 0)
             }
             _ => self.execute_once(now_ns, from, &packet, memory, payload)?,

@@ -5,7 +5,7 @@ use super::*;
 /// What takes effect.
 enum Act {
     Request(Work),
-    Order(OrderKind),
+    Order(OrderKind, usize),
 }
 
 /// Packets of each kind of request and order.
@@ -19,8 +19,10 @@ fn acts() -> Vec<(&'static str, Act)> {
         ("SEND", Act::Request(Work::Send { bytes: bytes.clone() })),
         ("CALL", Act::Request(Work::Call { bytes: bytes.clone() })),
         ("RDM", Act::Request(Work::WriteNote { address: 0, note_and_bytes: bytes.repeat(2) })),
-        ("WQEP of a read", Act::Order(OrderKind::Read)),
-        ("WQEP of a write", Act::Order(OrderKind::Write)),
+        ("WQEP of a short read", Act::Order(OrderKind::Read, 8)),
+        ("WQEP of a short write", Act::Order(OrderKind::Write, 8)),
+        ("WQEP of a read", Act::Order(OrderKind::Read, PAYLOAD_BYTES_FIRST + 1)),
+        ("WQEP of a write", Act::Order(OrderKind::Write, PAYLOAD_BYTES_FIRST + 1)),
     ]
 }
 
@@ -31,10 +33,9 @@ fn execute(world: &mut World, act: &Act) {
             let outcome = world.execute(work.clone());
             assert!(matches!(outcome, Outcome::Success(_)), "{outcome:?}");
         }
-        Act::Order(kind) => {
-            let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
-            let order = Order { kind: *kind, local: 0, remote: 0, remote_key: KEY, len: 8 };
-            world.responder.order(world.now_ns, target, order).unwrap();
+        Act::Order(kind, len) => {
+            let order = Order { kind: *kind, local: 0, remote: 0, remote_key: KEY, len: *len as u32 };
+            world.begin(order);
             let done = loop {
                 assert!(world.step(), "no packet is in flight, but the order has not completed");
                 if let Some(done) = world.responder.poll_order() {
@@ -66,7 +67,7 @@ fn each_kind_takes_effect_once_despite_a_fault_of_any_of_its_packets() {
         let mut unhurt = World::new(Rights::ReadWrite);
         execute(&mut unhurt, &act);
         // Requests for the clock included, no kind takes more packets.
-        for packet in 0..8 {
+        for packet in 0..10 {
             for (fault, delays_ns) in faults {
                 let mut world = World::new(Rights::ReadWrite);
                 world.chosen = Some((packet, delays_ns.to_vec()));

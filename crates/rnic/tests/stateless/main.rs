@@ -110,6 +110,10 @@ fn address() -> SocketAddr {
     "10.0.0.1:4791".parse().unwrap()
 }
 
+fn target() -> Target {
+    Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite }
+}
+
 impl World {
     fn new(rights: Rights) -> World {
         let responder = Responder::new(1, [9; 32]);
@@ -260,10 +264,14 @@ impl World {
         }
     }
 
+    /// Begins an order, and returns its id.
+    fn begin(&mut self, order: Order) -> u64 {
+        self.responder.order(self.now_ns, target(), order, &self.memory).unwrap()
+    }
+
     /// Executes one order until both ends have nothing left to do.
     fn order(&mut self, order: Order) -> OrderOutcome {
-        let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
-        let order = self.responder.order(self.now_ns, target, order).unwrap();
+        let order = self.begin(order);
         while self.step() {}
         let Some(OrderDone { id, outcome }) = self.responder.poll_order() else { panic!("no end") };
         assert_eq!((id, self.responder.orders()), (order, 0));

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Length of a transfer that does not fit into one packet.
+const LONG: usize = PAYLOAD_BYTES_FIRST + 1;
+
 fn order(kind: OrderKind, local: usize, remote: usize, len: usize) -> Order {
     Order { kind, local: local as u64, remote: remote as u64, remote_key: KEY, len: len as u32 }
 }
@@ -59,8 +62,7 @@ fn replayed_order_has_no_effect() {
 fn an_order_whose_end_arrived_late_is_executed_once() {
     let mut world = World::new(Rights::ReadWrite);
     assert_eq!(world.write(64, b"before.."), Outcome::Success(Vec::new()));
-    let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
-    world.responder.order(world.now_ns, target, order(OrderKind::Read, 64, 0, 8)).unwrap();
+    world.begin(order(OrderKind::Read, 64, 0, LONG));
     let is_executed = |world: &World| world.memory.0.borrow()[64..72] == world.theirs.0.borrow()[..8];
     while !is_executed(&world) {
         assert!(world.step());
@@ -80,7 +82,7 @@ fn an_order_whose_end_arrived_late_is_executed_once() {
         assert!(world.step());
     }
     world.now_ns += 1_000_000;
-    assert_eq!(world.order(order(OrderKind::Read, 128, 0, 8)), OrderOutcome::Success);
+    assert_eq!(world.order(order(OrderKind::Read, 4 * LONG, 0, LONG)), OrderOutcome::Success);
     world.memory.0.borrow_mut()[64..72].copy_from_slice(b"later...");
     world.now_ns = world.now_ns.max(sent_ns + EFFECT_LIFE_NS - 1_000_000);
     world.to_requester.push((world.now_ns, copy));
@@ -91,12 +93,13 @@ fn an_order_whose_end_arrived_late_is_executed_once() {
 /// The process may reuse the memory of an order T after its unknown outcome.
 #[test]
 fn an_order_has_no_effect_later_than_t_after_its_unknown_outcome() {
-    for kind in [OrderKind::Read, OrderKind::Write] {
+    for (kind, len) in
+        [(OrderKind::Read, 8), (OrderKind::Write, 8), (OrderKind::Read, LONG), (OrderKind::Write, LONG)]
+    {
         let mut world = World::new(Rights::ReadWrite);
         assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
-        let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
-        for at in [64, 128] {
-            world.responder.order(world.now_ns, target, order(kind, at, at, 8)).unwrap();
+        for at in [0, 4 * LONG] {
+            world.begin(order(kind, at, at, len));
         }
         // Both orders arrive, and then nothing for longer than the responder waits.
         world.requests_lost_until_ns = world.now_ns + 2_500_000_000;
@@ -117,7 +120,10 @@ fn an_order_has_no_effect_later_than_t_after_its_unknown_outcome() {
         }
         let before = (world.memory.0.borrow().clone(), world.theirs.0.borrow().clone());
         while world.step() {}
-        assert!(*world.memory.0.borrow() == before.0 && *world.theirs.0.borrow() == before.1, "{kind:?}");
+        assert!(
+            *world.memory.0.borrow() == before.0 && *world.theirs.0.borrow() == before.1,
+            "{kind:?} {len}"
+        );
     }
 }
 
@@ -141,8 +147,7 @@ fn an_order_whose_end_was_lost_is_not_repeated_in_a_new_epoch() {
     assert_eq!(world.write(64, b"before.."), Outcome::Success(Vec::new()));
     // After the WQEP, RD and RDA, the CQEP is lost.
     world.chosen = Some((3, Vec::new()));
-    let target = Target { to: address(), qpn: Qpn::new(5), rkey: KEY, rights: Rights::ReadWrite };
-    world.responder.order(world.now_ns, target, order(OrderKind::Read, 64, 0, 8)).unwrap();
+    world.begin(order(OrderKind::Read, 64, 0, LONG));
     while world.chosen.is_some() {
         assert!(world.step());
     }
@@ -164,7 +169,95 @@ fn an_order_for_other_memory_is_refused() {
         assert_eq!(world.order(order(kind, 0, MEMORY_BYTES - 2, 4)), OrderOutcome::Refused, "theirs");
         assert_eq!(world.order(order(kind, MEMORY_BYTES - 2, 0, 4)), OrderOutcome::Refused, "ours");
         assert_eq!(world.order(Order { remote_key: 9, ..order(kind, 0, 0, 4) }), OrderOutcome::Refused);
+        // The transfer's length makes no difference for the rights.
+        let rights = if kind == OrderKind::Read { Rights::Read } else { Rights::Write };
+        for len in [4, LONG] {
+            let target = Target { rights, ..target() };
+            world.responder.order(world.now_ns, target, order(kind, 0, 0, len), &world.memory).unwrap();
+            let end = world.responder.poll_order().map(|done| done.outcome);
+            assert_eq!(end, Some(OrderOutcome::Refused), "{kind:?} of {len} B");
+        }
     }
+}
+
+#[test]
+fn a_short_order_takes_three_packets() {
+    for kind in [OrderKind::Read, OrderKind::Write] {
+        let mut world = World::new(Rights::ReadWrite);
+        assert_eq!(world.write(0, b"salt"), Outcome::Success(Vec::new()));
+        let before = (world.sent.len(), world.orders_sent.len());
+        let order = order(kind, 64, 4096, PAYLOAD_BYTES_FIRST);
+        assert_eq!(world.order(order), OrderOutcome::Success);
+        // The third is the answer to the end, the only packet of the requester.
+        let packets = (world.sent.len() - before.0, world.orders_sent.len() - before.1);
+        assert_eq!(packets, (1, 1), "{kind:?}");
+        let here = world.memory.0.borrow()[64..][..PAYLOAD_BYTES_FIRST].to_vec();
+        assert!(here == world.theirs.0.borrow()[4096..][..PAYLOAD_BYTES_FIRST], "{kind:?}");
+    }
+}
+
+/// The responder reads the bytes once, so copies of the order cannot differ.
+#[test]
+fn a_repeated_short_order_carries_the_same_bytes() {
+    let mut world = World::new(Rights::ReadWrite);
+    world.memory.0.borrow_mut()[64..72].copy_from_slice(b"in order");
+    world.chosen = Some((0, Vec::new()));
+    world.begin(order(OrderKind::Write, 64, 0, 8));
+    world.memory.0.borrow_mut()[64..72].copy_from_slice(b"later...");
+    while world.step() {}
+    assert_eq!(world.orders_sent.len(), 2);
+    assert_eq!(&world.theirs.0.borrow()[..8], b"in order");
+}
+
+/// Returns the end of the first order of a responder with the same secret, for a read of `len` bytes.
+fn end_of_another_order(len: usize) -> Vec<u8> {
+    let mut other = World::new(Rights::ReadWrite);
+    assert_eq!(other.order(order(OrderKind::Read, 0, 0, len)), OrderOutcome::Success);
+    other.sent.pop().unwrap()
+}
+
+#[test]
+fn the_end_of_a_short_read_with_other_bytes_than_ordered_writes_nothing() {
+    for len in [0, 7, 9, PAYLOAD_BYTES_FIRST, LONG] {
+        let mut world = World::new(Rights::ReadWrite);
+        world.begin(order(OrderKind::Read, 64, 0, 8));
+        let end = end_of_another_order(len);
+        world.deliver(&end);
+        assert!(world.memory.0.borrow().iter().all(|byte| *byte == 0), "{len} bytes");
+        assert_eq!(world.responder.poll_order().map(|done| done.outcome), Some(OrderOutcome::MaybeDone));
+    }
+    // Nor does one with bytes that were not ordered.
+    for other in [order(OrderKind::Write, 64, 0, 8), order(OrderKind::Read, 64, 0, LONG)] {
+        let mut world = World::new(Rights::ReadWrite);
+        world.begin(other);
+        world.deliver(&end_of_another_order(8));
+        assert!(world.memory.0.borrow().iter().all(|byte| *byte == 0));
+        assert_eq!(world.responder.poll_order().map(|done| done.outcome), Some(OrderOutcome::MaybeDone));
+    }
+}
+
+#[test]
+fn the_end_of_a_short_read_is_written_only_while_its_requester_has_the_order() {
+    let end = end_of_another_order(8);
+    // The order is one of another queue pair.
+    let mut world = World::new(Rights::ReadWrite);
+    let target = Target { qpn: Qpn::new(6), ..target() };
+    world.responder.order(world.now_ns, target, order(OrderKind::Read, 64, 0, 8), &world.memory).unwrap();
+    world.deliver(&end);
+    assert_eq!((world.responder.poll_order(), world.memory.word(64)), (None, 0));
+    // The responder has given the order up, and the memory has another use.
+    let mut world = World::new(Rights::ReadWrite);
+    world.faults.lost = 100;
+    assert_eq!(world.order(order(OrderKind::Read, 64, 0, 8)), OrderOutcome::MaybeDone);
+    world.deliver(&end);
+    assert_eq!((world.responder.poll_order(), world.memory.word(64)), (None, 0));
+    // The key was withdrawn.
+    let mut world = World::new(Rights::ReadWrite);
+    world.begin(order(OrderKind::Read, 64, 0, 8));
+    world.memory.1 = Some(KEY + 1);
+    world.deliver(&end);
+    assert_eq!(world.responder.poll_order().map(|done| done.outcome), Some(OrderOutcome::Refused));
+    assert_eq!(world.memory.word(64), 0);
 }
 
 #[test]

@@ -225,7 +225,8 @@ impl Job {
                         Verb::Read | Verb::Call => OrderKind::Read,
                     };
                     let order = Order { kind, local, remote, remote_key: RKEY, len };
-                    let id = responder.order(now_ns, target, order).expect("few orders are under way");
+                    let id =
+                        responder.order(now_ns, target, order, memory).expect("few orders are under way");
                     self.clients.insert(id, client);
                 }
                 Peers::Stateful(peers) => {
