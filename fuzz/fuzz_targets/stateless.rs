@@ -181,6 +181,11 @@ fn check_forged_packets(now_ns: u64, rkey: u32, rights: Rights, bytes: &[u8]) {
         let now_ns = now_ns + round * 1_000_000;
         while requester.poll_transmit(now_ns, &clock, &mut buffer).is_some() {}
         while lane.poll_transmit(now_ns, &clock, &Bytes, &mut buffer).is_some() {}
+        if round == 8 {
+            responder.cut_off(from, Qpn::new(3)).expect("the list has room");
+        } else if round == 10 {
+            responder.readmit(from, Qpn::new(3));
+        }
         let packet = forged_packet(fields.try_into().expect("a chunk has this length"), now_ns, &grant);
         requester.handle_packet(now_ns, &mut clock, &packet, &Bytes);
         lane.handle_answer(now_ns, &mut clock, &packet, &Bytes);

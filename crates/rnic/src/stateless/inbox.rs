@@ -123,6 +123,14 @@ impl Inbox {
         Some(caller)
     }
 
+    /// Removes the calls of a requester.
+    pub(super) fn close_of(&mut self, from: SocketAddr, qpn: Qpn) {
+        let of_it = self.calls.extract_if(.., |_, caller| (caller.from, caller.qpn) == (from, qpn));
+        for (_, caller) in of_it {
+            self.open_calls.remove(&caller.request_id);
+        }
+    }
+
     /// Returns the time in ns at which [`Inbox::sweep`] removes a call; `None` if there is no call.
     pub(super) fn sweep_ns(&self) -> Option<u64> {
         self.calls.first_key_value().map(|(_, caller)| caller.began_ns + CALL_LIFE_NS)

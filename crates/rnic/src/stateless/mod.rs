@@ -28,6 +28,7 @@
 //! of one request may be executed in any order.
 
 mod clock;
+mod cut_off;
 mod inbox;
 mod lane;
 mod orders;
@@ -40,6 +41,7 @@ mod wire;
 mod work;
 
 pub use clock::ServerClock;
+pub use cut_off::CutOffFull;
 pub use inbox::{AnswerError, Message};
 pub use lane::{LANE_SEND_BYTES_MAX, Lane, PACKET_BYTES_MAX, PART_BYTES_MAX};
 pub use orders::{Order, OrderDone, OrderKind, OrderOutcome, OrdersFull, Target};

@@ -218,9 +218,11 @@ impl Orders {
         }
     }
 
-    /// Ends all orders with an unknown outcome: in a new epoch, requesters forget which orders they have executed.
-    pub(super) fn end_all(&mut self) {
-        let ids: Vec<u64> = self.pending.keys().copied().collect();
+    /// Ends all orders for some requesters with an unknown outcome.
+    pub(super) fn end_of(&mut self, is_one: impl Fn(&Target) -> bool) {
+        let of_them = self.pending.iter().filter(|(_, pending)| is_one(&pending.target));
+        let mut ids: Vec<u64> = of_them.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
         ids.into_iter().for_each(|id| self.end(id, OrderOutcome::MaybeDone));
     }
 

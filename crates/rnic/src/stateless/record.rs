@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
 use super::wire::{Packet, Status};
+use crate::wire::Qpn;
 
 /// Maximum number of effects of one interval. Further requests with an effect are refused as busy.
 const EFFECTS_MAX: usize = 1 << 18;
@@ -20,14 +21,23 @@ const INTERVALS: usize = 3;
 /// request may have another tag, because a new epoch changes all keys. As words, the id is hashed at once.
 pub(super) type RequestId = [u64; 4];
 
+/// Id of a requester: the first words of its requests' ids.
+pub(super) type RequesterId = [u64; 3];
+
 /// Returns the id of the request that a packet carries.
 pub(super) fn request_id(from: SocketAddr, packet: &Packet<'_>) -> RequestId {
+    let [high, low, ends] = requester_id(from, packet.qpn);
+    [high, low, ends, packet.number]
+}
+
+/// Returns the id of the requester with this address and queue pair.
+pub(super) fn requester_id(from: SocketAddr, qpn: Qpn) -> RequesterId {
     let ip = match from.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
         IpAddr::V6(ip) => ip.to_bits(),
     };
-    let ends = u64::from(from.port()) << 32 | u64::from(packet.qpn.value());
-    [(ip >> 64) as u64, ip as u64, ends, packet.number]
+    let ends = u64::from(from.port()) << 32 | u64::from(qpn.value());
+    [(ip >> 64) as u64, ip as u64, ends]
 }
 
 /// An executed request, and its answer.

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::cut_off::{CutOff, CutOffFull};
 use super::inbox::{AnswerError, Caller, Inbox, Message};
 use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
 use super::record::{AHEAD_NS_MAX, Effect, Record, request_id};
@@ -28,6 +29,7 @@ pub struct Responder {
     record: Record,
     inbox: Inbox,
     orders: Orders,
+    cut_off: CutOff,
     counters: Counters,
 }
 
@@ -46,6 +48,8 @@ pub struct Counters {
     pub busy: u64,
     /// Requests refused because the grant does not permit them, or the memory does not exist.
     pub refused: u64,
+    /// Packets of requesters that are cut off ([`Responder::cut_off`]). They have no answer.
+    pub cut_off: u64,
     /// Packets sent that announce an order (WQEPs), including repeated ones.
     pub orders_sent: u64,
 }
@@ -68,6 +72,7 @@ impl Responder {
             record: Record::new(effect_life_ns),
             inbox: Inbox::default(),
             orders: Orders::default(),
+            cut_off: CutOff::default(),
             counters: Counters::default(),
         }
     }
@@ -76,7 +81,36 @@ impl Responder {
     /// end with [`OrderOutcome::MaybeDone`](super::OrderOutcome::MaybeDone).
     pub fn raise_epoch(&mut self, secret: [u8; 32]) {
         (self.epoch, self.secret) = (self.epoch.wrapping_add(1), secret);
-        self.orders.end_all();
+        // Requesters forget which orders they have executed.
+        self.orders.end_of(|_| true);
+    }
+
+    /// Ends the access of one requester: from now on, its packets have no effect, also those that are under way, and get
+    /// no answer. Its orders end with [`OrderOutcome::MaybeDone`](super::OrderOutcome::MaybeDone), and its calls cannot
+    /// be answered any more. Messages that have arrived remain. Fails at the maximum number of such requesters.
+    ///
+    /// ```
+    /// use halite_rnic::stateless::{Responder, Rights};
+    /// use halite_rnic::wire::Qpn;
+    ///
+    /// let mut responder = Responder::new(1, [7; 32]);
+    /// let client = ("10.0.0.1:4791".parse().unwrap(), Qpn::new(3));
+    /// let grant = responder.grant(client.0, client.1, 7, Rights::Read);
+    /// responder.cut_off(client.0, client.1).unwrap();
+    /// assert!(responder.readmit(client.0, client.1));
+    /// ```
+    // [ROCE-STATELESS-14]
+    pub fn cut_off(&mut self, from: SocketAddr, qpn: Qpn) -> Result<(), CutOffFull> {
+        self.cut_off.insert(from, qpn)?;
+        self.orders.end_of(|target| (target.to, target.qpn) == (from, qpn));
+        self.inbox.close_of(from, qpn);
+        Ok(())
+    }
+
+    /// Makes a requester's grants valid again. A copy of a packet that it has sent less than T ago may then take effect.
+    /// Returns true if the requester was cut off.
+    pub fn readmit(&mut self, from: SocketAddr, qpn: Qpn) -> bool {
+        self.cut_off.remove(from, qpn)
     }
 
     /// Returns a grant of `rights` to the memory of key `rkey`, or of all keys ([`Rights::AnyKey`]), for the requester
@@ -247,6 +281,10 @@ impl Responder {
             self.counters.forged += 1;
             return None;
         };
+        if self.cut_off.contains(from, packet.qpn) {
+            self.counters.cut_off += 1;
+            return None;
+        }
         let payload = &mut buffer[PAYLOAD_AT..][..PAYLOAD_BYTES_MAX];
         let (status, len) = match packet.kind {
             Kind::Gd => self.read(&packet, memory, payload),

@@ -1,6 +1,7 @@
 //! Stateless pairs: each request takes effect at most once, despite lost, repeated and late packets.
 
 mod acks;
+mod cut_off;
 mod kinds;
 mod lane;
 mod orders;
@@ -10,9 +11,9 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 
 use halite_rnic::stateless::{
-    AnswerError, Done, EFFECT_LIFE_NS, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, Order, OrderDone,
-    OrderKind, OrderOutcome, Outcome, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, PostError, Requester,
-    Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
+    AnswerError, CutOffFull, Done, EFFECT_LIFE_NS, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, Order,
+    OrderDone, OrderKind, OrderOutcome, Outcome, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, PostError,
+    Requester, Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
