@@ -259,17 +259,17 @@ fn killed_client_leaves_no_mapping() {
 }
 
 /// A message of an attached session: length of the body, id, body.
-fn message(id: u64, body: &[u8]) -> Vec<u8> {
+pub(crate) fn message(id: u64, body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_le_bytes()[..], &id.to_le_bytes(), body].concat()
 }
 
 /// The first message of an attached session.
-fn hello(version: u16) -> Vec<u8> {
+pub(crate) fn hello(version: u16) -> Vec<u8> {
     message(0, &[b"halite\0s".as_slice(), &version.to_le_bytes()].concat())
 }
 
 /// Connects to the socket for sessions of node 0.
-fn connect(scratch: &Scratch) -> UnixStream {
+pub(crate) fn connect(scratch: &Scratch) -> UnixStream {
     let stream = UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     stream
@@ -347,7 +347,7 @@ fn garbage_on_a_socket_ends_only_its_session() {
 }
 
 /// Version of the protocol of sessions.
-const VERSION: u16 = 10;
+pub(crate) const VERSION: u16 = 10;
 
 /// A socket that blocks its last closer for minutes, because its peer does not read.
 fn lingering_socket() -> (TcpListener, TcpStream) {
@@ -424,7 +424,7 @@ fn wait_for_session_end(other: &Session) {
 }
 
 /// Says hello, and returns the memory that the node shares: that of requests, and that of replies.
-fn shared_memory(stream: &UnixStream) -> [OwnedFd; 2] {
+pub(crate) fn shared_memory(stream: &UnixStream) -> [OwnedFd; 2] {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut hello = [0; 4096];

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -47,10 +48,6 @@ pub(super) struct Desk {
     pub(super) spares: Buffers,
     /// Number of objects and handles of this session that the account includes.
     counted: Cell<u64>,
-    /// Number of functions and ports of this session.
-    services: Cell<u64>,
-    /// Number of watches of this session.
-    watches: Cell<u64>,
     /// Number of buffers of this session, and their size in bytes.
     buffers: Cell<(usize, u64)>,
     /// A descriptor that belongs to the reply that follows, and the number of descriptors so far.
@@ -65,9 +62,9 @@ pub(super) struct Desk {
 #[derive(Clone)]
 pub(super) enum Object {
     Buffer(Window),
-    Watch(Rc<Watch>),
-    Server(Rc<Server>),
-    Mailbox(Rc<Mailbox>),
+    Watch(Rc<Counted<Watch>>),
+    Server(Rc<Counted<Server>>),
+    Mailbox(Rc<Counted<Mailbox>>),
     /// `None` while a request uses the sender.
     Sender(Rc<Cell<Option<Sender>>>),
     Call(Rc<Call>),
@@ -75,8 +72,37 @@ pub(super) enum Object {
 }
 
 impl Object {
-    fn is_service(&self) -> bool {
-        matches!(self, Object::Server(_) | Object::Mailbox(_))
+    /// Ends the receives in progress of a watch, function or port. Returns `None` if the object is none of these.
+    fn close(&self) -> Option<()> {
+        match self {
+            Object::Watch(watch) => watch.close(),
+            Object::Server(server) => server.close(),
+            Object::Mailbox(mailbox) => mailbox.close(),
+            Object::Buffer(_) | Object::Sender(_) | Object::Call(_) | Object::DirectCall(_) => return None,
+        }
+        Some(())
+    }
+}
+
+/// An object that counts in a quota until it is dropped. A request in progress may outlive the entry in the table.
+pub(super) struct Counted<T> {
+    object: T,
+    account: Arc<Account>,
+    quota: Quota,
+    amount: u64,
+}
+
+impl<T> Deref for Counted<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.object
+    }
+}
+
+impl<T> Drop for Counted<T> {
+    fn drop(&mut self) {
+        self.account.change(self.quota, self.amount, 0);
     }
 }
 
@@ -88,27 +114,12 @@ impl Desk {
         (spares, direct): (Buffers, Rc<Direct>),
     ) -> Desk {
         let (objects, next) = (RefCell::default(), Cell::new(0));
-        let (counted, services, watches) = (Cell::new(0), Cell::new(0), Cell::new(0));
+        let counted = Cell::new(0);
         account.change(Quota::Sessions, 0, 1);
         let low = Embedded { priority: Priority::Low, ..session.clone() }.into();
         let session = session.into();
         let (buffers, fd, fds) = (Cell::default(), RefCell::default(), Cell::default());
-        Desk {
-            session,
-            low,
-            is_owner,
-            account,
-            spares,
-            counted,
-            services,
-            watches,
-            buffers,
-            fd,
-            fds,
-            objects,
-            next,
-            direct,
-        }
+        Desk { session, low, is_owner, account, spares, counted, buffers, fd, fds, objects, next, direct }
     }
 
     /// Reserves room in a quota for the object that a request creates, until the request ends.
@@ -120,6 +131,12 @@ impl Desk {
         self.account.admit(quota, amount)?;
         self.account.change(quota, 0, amount);
         Ok(Reserved { desk: self, quota, amount, recounts: quota == Quota::Objects })
+    }
+
+    /// Counts an object in a quota until it is dropped.
+    pub(super) fn counted<T>(&self, object: T, quota: Quota, amount: u64) -> Rc<Counted<T>> {
+        self.account.change(quota, 0, amount);
+        Rc::new(Counted { object, account: self.account.clone(), quota, amount })
     }
 
     /// Checks that the principal's quotas allow this node to keep an answer of `len` bytes until the client receives
@@ -201,13 +218,7 @@ impl Desk {
         if objects.len() >= OBJECTS_MAX || objects.contains_key(&id) {
             return None;
         }
-        if object.is_service() {
-            self.services.set(self.services.get() + 1);
-            self.account.change(Quota::Services, 0, 1);
-        } else if matches!(object, Object::Watch(_)) {
-            self.watches.set(self.watches.get() + 1);
-            self.account.change(Quota::Memory, 0, WATCH_BYTES);
-        } else if let Object::Buffer(window) = &object {
+        if let Object::Buffer(window) = &object {
             self.change_buffers(1, window.len());
         }
         objects.insert(id, object);
@@ -218,14 +229,11 @@ impl Desk {
     pub(super) fn end(&self, id: u64) {
         // The object is dropped after the borrow of the table ends.
         let ended = self.objects.borrow_mut().remove(&id);
-        if ended.as_ref().is_some_and(Object::is_service) {
-            self.services.set(self.services.get() - 1);
-            self.account.change(Quota::Services, 1, 0);
-        } else if matches!(ended, Some(Object::Watch(_))) {
-            self.watches.set(self.watches.get() - 1);
-            self.account.change(Quota::Memory, WATCH_BYTES, 0);
-        } else if let Some(Object::Buffer(window)) = &ended {
-            self.change_buffers(-1, window.len());
+        match &ended {
+            Some(Object::Buffer(window)) => self.change_buffers(-1, window.len()),
+            // Otherwise its receives in progress would keep it.
+            Some(object) => drop(object.close()),
+            None => {}
         }
         drop(ended);
     }
@@ -244,21 +252,21 @@ impl Desk {
         }
     }
 
-    pub(super) fn watch(&self, id: u64) -> Option<Rc<Watch>> {
+    pub(super) fn watch(&self, id: u64) -> Option<Rc<Counted<Watch>>> {
         match self.objects.borrow().get(&id)? {
             Object::Watch(watch) => Some(watch.clone()),
             _ => None,
         }
     }
 
-    pub(super) fn server(&self, id: u64) -> Option<Rc<Server>> {
+    pub(super) fn server(&self, id: u64) -> Option<Rc<Counted<Server>>> {
         match self.objects.borrow().get(&id)? {
             Object::Server(server) => Some(server.clone()),
             _ => None,
         }
     }
 
-    pub(super) fn mailbox(&self, id: u64) -> Option<Rc<Mailbox>> {
+    pub(super) fn mailbox(&self, id: u64) -> Option<Rc<Counted<Mailbox>>> {
         match self.objects.borrow().get(&id)? {
             Object::Mailbox(mailbox) => Some(mailbox.clone()),
             _ => None,
@@ -276,19 +284,10 @@ impl Desk {
         }
     }
 
-    /// Closes a function or port; `None` if the object is neither.
+    /// Closes an object; `None` if there is nothing to receive from it.
     pub(super) fn close(&self, id: u64) -> Option<()> {
         let object = self.objects.borrow().get(&id).cloned()?;
-        match object {
-            Object::Server(server) => server.close(),
-            Object::Mailbox(mailbox) => mailbox.close(),
-            Object::Buffer(_)
-            | Object::Watch(_)
-            | Object::Sender(_)
-            | Object::Call(_)
-            | Object::DirectCall(_) => return None,
-        }
-        Some(())
+        object.close()
     }
 
     /// Removes a call from the table, so that it can be answered.
@@ -381,7 +380,6 @@ impl Drop for Desk {
     fn drop(&mut self) {
         self.account.change(Quota::Sessions, 1, 0);
         self.account.change(Quota::Objects, self.counted.get(), 0);
-        self.account.change(Quota::Services, self.services.get(), 0);
-        self.account.change(Quota::Memory, self.watches.get() * WATCH_BYTES + self.buffers.get().1, 0);
+        self.account.change(Quota::Memory, self.buffers.get().1, 0);
     }
 }

@@ -9,7 +9,7 @@ use halite_tier::qos::Priority;
 use halite_tier::quota::{Quota, QuotaExceeded};
 use serde::Serialize;
 
-use super::desk::{Desk, Object, WATCH_BYTES};
+use super::desk::{Counted, Desk, Object, WATCH_BYTES};
 use crate::error::{
     AccessError, BatchError, CallCause, CallError, NamedCallCause, NamedCallError, RegionCause, RegionError,
     ReplyError, ServeError,
@@ -293,23 +293,23 @@ async fn calls(
             }
         }
         Request::Watch(lh) => match session.watch(lh).await {
-            Ok(watch) => opened(desk, id, Object::Watch(Rc::new(watch)))?,
+            Ok(watch) => opened(desk, id, Object::Watch(desk.counted(watch, Quota::Memory, WATCH_BYTES)))?,
             Err(error) => reply(id, &Err::<(), _>(error)),
         },
         Request::Serve { function, options } => {
             match session.serve(Function(function), bounded(desk, options)) {
-                Ok(server) => opened(desk, id, Object::Server(Rc::new(server)))?,
+                Ok(server) => opened(desk, id, Object::Server(desk.counted(server, Quota::Services, 1)))?,
                 Err(error) => reply(id, &Err::<(), _>(error)),
             }
         }
         Request::ServeNamed { name, options } => {
             match session.serve_named(name, bounded(desk, options)).await {
-                Ok(server) => opened(desk, id, Object::Server(Rc::new(server)))?,
+                Ok(server) => opened(desk, id, Object::Server(desk.counted(server, Quota::Services, 1)))?,
                 Err(error) => reply(id, &Err::<(), _>(error)),
             }
         }
         Request::OpenPort { port, options } => match session.open_port(Port(port), bounded(desk, options)) {
-            Ok(mailbox) => opened(desk, id, Object::Mailbox(Rc::new(mailbox)))?,
+            Ok(mailbox) => opened(desk, id, Object::Mailbox(desk.counted(mailbox, Quota::Services, 1)))?,
             Err(error) => reply(id, &Err::<(), _>(error)),
         },
         Request::OpenSender { node, port } => {
@@ -370,7 +370,7 @@ async fn calls(
 }
 
 /// Receives one call of a function.
-pub(super) async fn receive(desk: Rc<Desk>, id: u64, server: Rc<Server>) -> Option<Vec<u8>> {
+pub(super) async fn receive(desk: Rc<Desk>, id: u64, server: Rc<Counted<Server>>) -> Option<Vec<u8>> {
     let _place = match desk.reserve(Quota::Objects, 1) {
         Ok(place) => place.without_recount(),
         Err(exceeded) => return Some(wire::refused(id, exceeded)),

@@ -291,6 +291,13 @@ impl Watch {
         }
     }
 
+    /// Ends the watch of a session of this process; receives in progress then fail.
+    pub(crate) fn close(&self) {
+        if let Watching::Local(watch) = &self.watching {
+            watch.mailbox.close();
+        }
+    }
+
     /// Runs a future on this thread, as the watch's session does.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
         match &self.watching {
@@ -362,8 +369,10 @@ impl LocalWatch {
     }
 
     fn closed(&self, _: ServeError) -> RegionError {
-        // The port is this watch's alone, so only the end of the node can close it.
-        self.failed(self.inner().closed_region())
+        // The port is this watch's alone, so only the end of the node or of the watch can close it.
+        let (inner, driver) = (self.inner(), &self.inner().driver);
+        let is_over = driver.is_closed() || driver.is_forked();
+        self.failed(if is_over { inner.closed_region() } else { RegionCause::UnknownHandle })
     }
 
     fn failed(&self, cause: RegionCause) -> RegionError {

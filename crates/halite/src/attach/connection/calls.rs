@@ -11,7 +11,7 @@ use halite_tier::qos::Priority;
 use halite_tier::quota::Quota;
 
 use super::{Connection, Over};
-use crate::attach::desk::Desk;
+use crate::attach::desk::{Counted, Desk};
 use crate::attach::direct::{DirectCall, Place, Received};
 use crate::attach::requests::{answer_call, receive, unanswered};
 use crate::error::{CallCause, CallError, ReplyError};
@@ -26,7 +26,7 @@ use crate::session::calls::Server;
 #[derive(Default)]
 pub(super) struct Calls {
     /// Receives that wait: their function, and its number.
-    receives: [Option<(Rc<Server>, u32)>; SLOTS],
+    receives: [Option<(Rc<Counted<Server>>, u32)>; SLOTS],
     receiving: usize,
     /// Keys of the direct calls of this client.
     under_way: [Option<u64>; SLOTS],
