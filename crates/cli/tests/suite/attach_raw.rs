@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use halite::blocking::Session;
-use halite::{CallCause, Function, NodeId};
+use halite::{CallCause, Function, NodeId, ServeOptions};
 
-use crate::attach::{VERSION, connect, hello, message};
-use crate::support::Scratch;
+use crate::attach::{VERSION, connect, hello, message, shared_memory};
+use crate::support::{Scratch, eventually};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -96,4 +97,35 @@ fn an_object_that_ends_during_its_receive_ends_the_receive() {
     let called = polite.call(NodeId(0), Function(7), b"", LONG).unwrap_err();
     assert_eq!(called.cause, CallCause::UnknownFunction);
     scratch.ok("down");
+}
+
+#[test]
+fn a_cancel_directly_behind_the_line_of_a_call_ends_the_call() {
+    let scratch = Scratch::new("cancels");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let polite = Session::attach(scratch.cluster()).unwrap();
+    // Takes no calls.
+    let _server = polite.serve(Function(7), ServeOptions::default()).unwrap();
+    let mut stream = connect(&scratch);
+    stream.write_all(&hello(VERSION)).unwrap();
+    let [requests, replies] = shared_memory(&stream);
+
+    const SLOT: u64 = 3;
+    // A call of function 7 of node 0, without input; the timeout is long.
+    let mut line = [0_u64; 8];
+    line[0] = SLOT << 24 | 8 << 16 | 1;
+    line[1..4].copy_from_slice(&[7, u64::from(u32::MAX) << 32, u64::MAX]);
+    let line: Vec<u8> = line.into_iter().flat_map(u64::to_le_bytes).collect();
+    rustix::io::pwrite(&requests, &line, 64).unwrap();
+    let cancel = message(1 << 63 | SLOT, &[0]);
+    stream.write_all(&[message(u64::MAX, &[]), cancel].concat()).unwrap();
+    eventually(|| word(&replies, 64 * (1 + SLOT)) & 0xFFFF == 1);
+    scratch.ok("down");
+}
+
+/// Returns a word of shared memory.
+fn word(memory: &OwnedFd, at: u64) -> u64 {
+    let mut word = [0; 8];
+    rustix::io::pread(memory, &mut word, at).unwrap();
+    u64::from_le_bytes(word)
 }

@@ -344,6 +344,11 @@ impl Connection {
                 self.drain_ring()?;
                 continue;
             }
+            // A message, such as a cancel, may concern a line in front of it that has not been passed on yet.
+            if self.has_forwards() {
+                self.wants_turn = true;
+                break;
+            }
             let message = wire::split(&input[at..]).map_err(|_| Over)?;
             let is_admitted = std::mem::take(&mut self.announced) > 0;
             if !is_admitted
