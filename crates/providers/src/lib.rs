@@ -19,4 +19,4 @@ mod unix_sockets;
 
 pub use roce::{Hosts, Mtu, RoceConfig, RoceFabric};
 pub use shm::{Fence, OpenError, ShmConfig, ShmFabric, Sleep};
-pub use unix_sockets::{Listening, listeners, listening, peer_of};
+pub use unix_sockets::{Listening, listeners, listening, peer_of, unreceived_bytes};

@@ -224,6 +224,18 @@ pub fn peer_of(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     Ok((credentials.uid, u32::try_from(credentials.pid).unwrap_or(0)))
 }
 
+/// Returns the memory, in bytes, of what this end of a Unix socket has sent and the other end has not received; 0 if the
+/// other end has received everything.
+pub fn unreceived_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: this request writes one `c_int`, which outlives the call.
+    let failed = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    match failed {
+        0 => Ok(usize::try_from(bytes).unwrap_or(usize::MAX)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     socket_option(socket, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })
 }

@@ -149,14 +149,17 @@ fn attached_session_uses_a_cluster() {
 /// The user `nobody` of this host, and its number.
 const OTHER: (&str, u32) = ("nobody", 65_534);
 
-/// Runs a command as another user of this host; returns its output and its error message.
-fn run_as_other(scratch: &Scratch, line: &str) -> (bool, String, String) {
-    let command = scratch.command(line);
-    let id = OTHER.1;
+/// Returns a command that another user of this host runs.
+pub(crate) fn as_user(id: u32, command: &Command) -> Command {
     let mut other = Command::new("setpriv");
     other.args([&format!("--reuid={id}"), &format!("--regid={id}"), "--clear-groups"]);
     other.arg(command.get_program()).args(command.get_args()).env_clear().stdin(Stdio::null());
-    let output = other.output().unwrap();
+    other
+}
+
+/// Runs a command as another user of this host; returns its output and its error message.
+fn run_as_other(scratch: &Scratch, line: &str) -> (bool, String, String) {
+    let output = as_user(OTHER.1, &scratch.command(line)).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.success(), text(&output.stdout), text(&output.stderr))
 }

@@ -4,18 +4,20 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::Duration;
 
 use halite::blocking::Session;
 use halite::{CallCause, Function, NodeId, ServeOptions};
 
-use crate::attach::{VERSION, connect, hello, message, shared_memory};
-use crate::support::{Scratch, eventually};
+use crate::attach::{VERSION, as_user, connect, hello, message, shared_memory};
+use crate::support::{Running, Scratch, eventually};
 
 const LONG: Duration = Duration::from_secs(3600);
 
 /// First bytes of requests: their kinds.
 const ALLOC: u8 = 1;
+const BUFFER: u8 = 53;
 const WATCH: u8 = 54;
 const SERVE: u8 = 55;
 const OPEN_PORT: u8 = 57;
@@ -97,6 +99,45 @@ fn an_object_that_ends_during_its_receive_ends_the_receive() {
     let called = polite.call(NodeId(0), Function(7), b"", LONG).unwrap_err();
     assert_eq!(called.cause, CallCause::UnknownFunction);
     scratch.ok("down");
+}
+
+#[test]
+fn descriptors_that_a_user_does_not_receive_leave_room_for_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can act as several users");
+        return;
+    }
+    let (nobody, daemon) = (65_534, 1);
+    let scratch = Scratch::new("flight");
+    std::os::unix::fs::chown(scratch.file(""), Some(nobody), None).unwrap();
+    let mut node = Command::new("prlimit");
+    let as_nobody = as_user(nobody, &scratch.command("node --id 0 --arena 64M --attach-mode 0666"));
+    node.arg("--nofile=256:256").arg(as_nobody.get_program()).args(as_nobody.get_args()).env_clear();
+    let _node = Running::of(node);
+    eventually(|| UnixStream::connect(scratch.cluster().join("attach/node-0.sock")).is_ok());
+
+    // The attacker reads nothing, and half of its sessions end: the node finds an invalid message.
+    let opened = message(1, &[BUFFER, 64]);
+    let attack: Vec<u8> = [hello(VERSION), opened.repeat(16), message(2, &[0xFF])].concat();
+    let clients: Vec<UnixStream> = (0..100)
+        .map(|round| {
+            let mut stream = connect(&scratch);
+            // The node ends sessions while they send.
+            let _ = stream.write_all(&attack[..attack.len() - 13 * (round % 2)]);
+            stream
+        })
+        .collect();
+    // The node has handled all of them once it has handled a later one.
+    Raw::attach(&scratch);
+    let output = as_user(daemon, &scratch.command("explain 0")).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(shown.contains("memory shared with node 0"), "{shown}{output:?}");
+    // The same user's next clients get shared memory once the others have ended.
+    drop(clients);
+    eventually(|| {
+        let session = Session::attach(scratch.cluster()).unwrap();
+        session.explain_peer(NodeId(0)).unwrap().requests_by.is_some_and(|by| by.contains("memory shared"))
+    });
 }
 
 #[test]

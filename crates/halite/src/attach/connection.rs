@@ -44,6 +44,9 @@ const SHARE_OPERATIONS: usize = 16;
 /// Maximum number of bytes that a client gets in one turn, so that clients take turns.
 const SENT_MAX: usize = 4 * wire::SLICE_BYTES;
 
+/// Why the node sends a client no descriptors.
+pub(super) const NOT_RECEIVED: &str = "too many descriptors that the node has sent were not received; the user's other clients must receive theirs, or end";
+
 /// The connection ended, or must end.
 #[derive(Debug)]
 pub(super) struct Over;
@@ -56,7 +59,7 @@ pub(super) struct Peer {
 }
 
 pub(super) struct Connection {
-    socket: Socket,
+    socket: Rc<Socket>,
     client: u64,
     peer: Peer,
     ready: Arc<Ready>,
@@ -120,7 +123,7 @@ struct Operation {
 impl Connection {
     pub(super) fn new(socket: Socket, client: u64, peer: Peer, ready: Arc<Ready>) -> Connection {
         Connection {
-            socket,
+            socket: Rc::new(socket),
             client,
             peer,
             ready,
@@ -259,6 +262,7 @@ impl Connection {
         let answer = answer.map(|(mut welcome, desk)| {
             // Without memory, descriptors or room in the quota, the client uses the socket only.
             let made = match desk.account.admit(Quota::Memory, RING_BYTES) {
+                Ok(()) if !desk.in_flight.admits(self.peer.uid, 2) => Err(NOT_RECEIVED.to_owned()),
                 Ok(()) => Ring::create().map_err(|error| format!("the node cannot create it: {error}")),
                 Err(QuotaExceeded { asked, max, .. }) => Err(format!(
                     "it takes {asked} bytes, and the principal's quota `memory` of {max} bytes has too little room"
@@ -283,8 +287,12 @@ impl Connection {
     }
 
     /// Ends the connection, its operations and calls. Returns the session, whose objects the caller must end.
-    pub(super) fn end(self) -> Option<Rc<Desk>> {
-        self.desk.clone()
+    pub(super) fn end(self, epoll: &OwnedFd) -> Option<Rc<Desk>> {
+        // The socket may stay open for a while.
+        let _ = epoll::delete(epoll, &*self.socket);
+        let desk = self.desk.clone()?;
+        desk.in_flight.end(self.peer.uid, &self.socket);
+        Some(desk)
     }
 
     /// Returns true if there is something to do in the client's next turn.
@@ -478,6 +486,9 @@ impl Connection {
     }
 
     fn queue_with(&mut self, message: Vec<u8>, fds: Vec<OwnedFd>) {
+        if let Some(desk) = self.desk.as_ref().filter(|_| !fds.is_empty()) {
+            desk.in_flight.add(self.peer.uid, &self.socket, fds.len());
+        }
         self.counts[1] += u64::from(wire::refusal_of(&message[wire::HEADER_BYTES..]).is_some());
         self.unsent += message.len();
         self.output.push_back(Outgoing { bytes: message, fds });
@@ -490,9 +501,10 @@ impl Connection {
         while let Some(first) = self.output.front_mut()
             && sent_in_turn < SENT_MAX
         {
-            match send(&self.socket, &first.bytes[self.sent..], &first.fds) {
+            let fds: Vec<BorrowedFd<'_>> = first.fds.iter().map(AsFd::as_fd).collect();
+            match send(&*self.socket, &first.bytes[self.sent..], &fds) {
                 Ok(count) => {
-                    first.fds = Vec::new();
+                    self.socket.count_sent(std::mem::take(&mut first.fds).len());
                     self.sent += count;
                     sent_in_turn += count;
                 }
@@ -524,7 +536,7 @@ impl Connection {
             return Ok(());
         }
         self.interest = interest;
-        epoll::modify(epoll, &self.socket, epoll::EventData::new_u64(client), interest).map_err(|_| Over)
+        epoll::modify(epoll, &*self.socket, epoll::EventData::new_u64(client), interest).map_err(|_| Over)
     }
 }
 
@@ -544,13 +556,12 @@ impl Drop for Connection {
 }
 
 /// Sends bytes, with descriptors if there are any.
-fn send(stream: &Socket, bytes: &[u8], fds: &[OwnedFd]) -> Result<usize, Errno> {
+pub(super) fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     if fds.is_empty() {
-        return rustix::net::send(stream, bytes, SendFlags::NOSIGNAL);
+        return rustix::net::send(socket, bytes, SendFlags::NOSIGNAL);
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "the buffer has space for two descriptors");
-    rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
+    assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "the buffer has space for two descriptors");
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }

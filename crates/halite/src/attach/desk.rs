@@ -13,8 +13,9 @@ use halite_tier::qos::Priority;
 use halite_tier::quota::{Quota, QuotaExceeded};
 
 use super::buffers::Buffers;
-use super::connection::SHARE_BYTES;
+use super::connection::{NOT_RECEIVED, SHARE_BYTES};
 use super::direct::{Direct, Received};
+use super::in_flight::InFlight;
 use crate::error::RegionCause;
 use crate::metrics::Account;
 use crate::session::calls::{Call, Mailbox, Sender, Server};
@@ -56,6 +57,9 @@ pub(super) struct Desk {
     objects: RefCell<BTreeMap<u64, Object>>,
     next: Cell<u64>,
     pub(super) direct: Rc<Direct>,
+    /// User id of the client.
+    uid: u32,
+    pub(super) in_flight: Rc<InFlight>,
 }
 
 /// An object that requests refer to by its id. A request in progress keeps its object alive.
@@ -112,6 +116,7 @@ impl Desk {
         is_owner: bool,
         account: Arc<Account>,
         (spares, direct): (Buffers, Rc<Direct>),
+        (uid, in_flight): (u32, Rc<InFlight>),
     ) -> Desk {
         let (objects, next) = (RefCell::default(), Cell::new(0));
         let counted = Cell::new(0);
@@ -119,7 +124,22 @@ impl Desk {
         let low = Embedded { priority: Priority::Low, ..session.clone() }.into();
         let session = session.into();
         let (buffers, fd, fds) = (Cell::default(), RefCell::default(), Cell::default());
-        Desk { session, low, is_owner, account, spares, counted, buffers, fd, fds, objects, next, direct }
+        Desk {
+            session,
+            low,
+            is_owner,
+            account,
+            spares,
+            counted,
+            buffers,
+            fd,
+            fds,
+            objects,
+            next,
+            direct,
+            uid,
+            in_flight,
+        }
     }
 
     /// Reserves room in a quota for the object that a request creates, until the request ends.
@@ -181,8 +201,7 @@ impl Desk {
 
     /// Creates a buffer. Returns its id, and the number of its descriptor, which goes with the reply.
     ///
-    /// The id is random, so that the client can end a buffer only after it has received the reply. Descriptors that were
-    /// sent and not received count against a limit of the node's user, and so each session has few of them.
+    /// The id is random, so that the client can end a buffer only after it has received the reply.
     pub(super) fn open_buffer(&self, len: u64) -> Result<(u64, u64), RegionCause> {
         if self.buffers.get().0 >= BUFFERS_MAX {
             return Err(RegionCause::TableFull(
@@ -190,6 +209,9 @@ impl Desk {
             ));
         }
         self.account.admit(Quota::Memory, buffer_bytes(len)).map_err(RegionCause::Quota)?;
+        if !self.in_flight.admits(self.uid, 1) {
+            return Err(RegionCause::TableFull(NOT_RECEIVED));
+        }
         let inner = &self.embedded(Priority::High).inner;
         let memory =
             |_| RegionCause::OutOfMemory { node: self.session(Priority::High).node(), wanted: len, given: 0 };

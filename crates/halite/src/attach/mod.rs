@@ -27,6 +27,7 @@ mod buffers;
 mod connection;
 mod desk;
 mod direct;
+mod in_flight;
 mod requests;
 mod server;
 mod socket;

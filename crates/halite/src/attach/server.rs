@@ -23,6 +23,7 @@ use super::buffers::Buffers;
 use super::connection::{Connection, Over, Peer};
 use super::desk::Desk;
 use super::direct::Direct;
+use super::in_flight::InFlight;
 use super::socket::{Closer, Socket};
 use super::{Opener, Policy, Ready};
 use crate::cluster::cluster_dir::AttachSocket;
@@ -79,6 +80,7 @@ pub(super) struct Server {
     accepts: bool,
     buffers: Buffers,
     direct: Rc<Direct>,
+    in_flight: Rc<InFlight>,
     /// Bytes that were just received.
     slice: Vec<u8>,
 }
@@ -123,6 +125,7 @@ impl Server {
             accepts: true,
             buffers: Buffers::default(),
             direct: Rc::default(),
+            in_flight: Rc::default(),
             slice: vec![0; SLICE_BYTES],
         }
     }
@@ -265,7 +268,6 @@ impl Server {
         let Some(mut connection) = self.clients.remove(&client) else { return };
         let acted = act(&mut connection, self).and_then(|()| connection.flush());
         self.sessions.count(connection.take_counts());
-        // A closed descriptor leaves epoll by itself.
         if acted.is_ok() && connection.set_interest(&self.epoll, client).is_ok() {
             if connection.is_awake() {
                 self.rings.activate(client);
@@ -285,7 +287,7 @@ impl Server {
             }
         } else {
             self.sessions.set(client, None);
-            self.ended.extend(connection.end());
+            self.ended.extend(connection.end(&self.epoll));
             self.end_objects();
         }
         self.finish_calls();
@@ -332,7 +334,13 @@ impl Server {
         })?;
         Ok((
             Welcome { node: self.node, principal, highest, socket_reason: None },
-            Desk::new(session, is_owner, account, (self.buffers.clone(), self.direct.clone())),
+            Desk::new(
+                session,
+                is_owner,
+                account,
+                (self.buffers.clone(), self.direct.clone()),
+                (peer.uid, self.in_flight.clone()),
+            ),
         ))
     }
 }

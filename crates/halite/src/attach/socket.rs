@@ -5,6 +5,7 @@
 //! a file in user space. So the node looks at bytes before it takes them, and leaves a socket with descriptors to a
 //! thread that closes it without waiting where the system permits that, and may block elsewhere.
 
+use std::cell::Cell;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -24,6 +25,11 @@ pub(super) struct Socket {
     /// `None` only while it is dropped.
     stream: Option<UnixStream>,
     closer: Closer,
+    /// Number of descriptors that were sent or wait to be sent, and that the client may not have received yet.
+    descriptors: Cell<usize>,
+    /// Number of those that wait to be sent.
+    queued: Cell<usize>,
+    has_ended: Cell<bool>,
 }
 
 /// Passes sockets to the thread that closes them.
@@ -47,7 +53,47 @@ impl Closer {
 
 impl Socket {
     pub(super) fn new(stream: UnixStream, closer: Closer) -> Socket {
-        Socket { stream: Some(stream), closer }
+        let (descriptors, queued, has_ended) = Default::default();
+        Socket { stream: Some(stream), closer, descriptors, queued, has_ended }
+    }
+
+    /// Counts descriptors that wait to be sent.
+    pub(super) fn queue_descriptors(&self, count: usize) {
+        self.descriptors.set(self.descriptors.get() + count);
+        self.queued.set(self.queued.get() + count);
+    }
+
+    /// Counts queued descriptors that were sent.
+    pub(super) fn count_sent(&self, count: usize) {
+        self.queued.set(self.queued.get() - count);
+    }
+
+    /// Returns the number of descriptors that the client had not received when [`Socket::has_descriptors`] last looked.
+    pub(super) fn descriptors(&self) -> usize {
+        self.descriptors.get()
+    }
+
+    /// Returns true if the client has not received all descriptors.
+    pub(super) fn has_descriptors(&self) -> bool {
+        // Bytes that the client has not received may have descriptors.
+        if self.queued.get() == 0
+            && halite_providers::unreceived_bytes(self.as_fd()).is_ok_and(|bytes| bytes == 0)
+        {
+            self.descriptors.set(0);
+        }
+        self.descriptors.get() > 0
+    }
+
+    /// Ends the connection. The client learns of it at once, and can send no more.
+    pub(super) fn end(&self) {
+        self.has_ended.set(true);
+        // These will not be sent.
+        self.queued.set(0);
+        let _ = self.stream.as_ref().map(|stream| stream.shutdown(Shutdown::Both));
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.get()
     }
 
     /// Receives bytes into `slice`, and returns their number; `None` if there are none now. Fails if the connection has
@@ -100,8 +146,7 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // The client learns of the end at once, and can send no more.
-        let _ = self.stream.as_ref().map(|stream| stream.shutdown(Shutdown::Both));
+        self.end();
         if !self.discard()
             && let Some(stream) = self.stream.take()
         {

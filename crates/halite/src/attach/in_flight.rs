@@ -1,0 +1,76 @@
+//! Descriptors that clients have not received yet.
+//!
+//! The kernel limits their number for all processes of the node's user together, to the limit of descriptors of the
+//! process that sends. So that a client which receives nothing does not use up the limit, the clients of each user have
+//! a share. The end of its session frees nothing: the descriptors stay in the client's socket until its process receives
+//! them or closes the socket.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+
+use rustix::net::RecvFlags;
+use rustix::process::{Resource, getrlimit};
+
+use super::connection::send;
+use super::socket::Socket;
+
+/// The share of a user is the limit divided by this number, so that three users who receive nothing leave a share.
+const SHARES: u64 = 4;
+
+/// The sockets with such descriptors, by user. The thread that serves the clients owns this state.
+#[derive(Default)]
+pub(super) struct InFlight(RefCell<BTreeMap<u32, Vec<Rc<Socket>>>>);
+
+impl InFlight {
+    /// Returns true if `count` more descriptors may be sent to a user's clients: the user's share has room, and the
+    /// kernel accepts more descriptors of the node's user.
+    pub(super) fn admits(&self, uid: u32, count: usize) -> bool {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let mut users = self.0.borrow_mut();
+        let sockets = users.entry(uid).or_default();
+        let has_room = |sockets: &[Rc<Socket>]| {
+            let sent: usize = sockets.iter().map(|socket| socket.descriptors()).sum();
+            (sent + count) as u64 <= limit / SHARES
+        };
+        if !has_room(sockets) {
+            sockets.retain(|socket| socket.has_descriptors());
+        }
+        has_room(sockets) && may_send()
+    }
+
+    /// Counts descriptors of a message that waits to be sent.
+    pub(super) fn add(&self, uid: u32, socket: &Rc<Socket>, count: usize) {
+        let mut users = self.0.borrow_mut();
+        let sockets = users.entry(uid).or_default();
+        if !sockets.iter().any(|other| Rc::ptr_eq(other, socket)) {
+            sockets.push(socket.clone());
+        }
+        socket.queue_descriptors(count);
+    }
+
+    /// Ends the connection of a socket. Keeps the socket, which can no longer be used, while the client has descriptors
+    /// to receive.
+    pub(super) fn end(&self, uid: u32, socket: &Socket) {
+        socket.end();
+        let mut users = self.0.borrow_mut();
+        if let Some(sockets) = users.get_mut(&uid) {
+            sockets.retain(|socket| !socket.has_ended() || socket.has_descriptors());
+            if sockets.is_empty() {
+                users.remove(&uid);
+            }
+        }
+    }
+}
+
+/// Returns true if the kernel lets this process send a descriptor.
+fn may_send() -> bool {
+    let sent = UnixStream::pair().and_then(|(from, to)| {
+        send(&from, &[0], &[from.as_fd()])?;
+        // Discards the descriptor.
+        Ok(rustix::net::recv(&to, &mut [0], RecvFlags::empty())?)
+    });
+    sent.is_ok()
+}
