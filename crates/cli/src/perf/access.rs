@@ -4,7 +4,7 @@ use anyhow::Context;
 use halite::{Buffer, Lh, Permissions, Placement, ReadOp, WriteOp, blocking};
 
 use super::baseline::Direction;
-use super::measure::sure;
+use super::measure::infallible;
 use super::parcel::{differs, inverse, pattern};
 use super::random;
 use super::server::{Request, checksum};
@@ -19,21 +19,21 @@ pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
     if args.is_random() {
         return random::plan::<IS_WRITE>(args);
     }
-    let what = match together(args) {
+    let description = match batch(args) {
         1 => SAME_BYTES,
         _ => "operations started together, on the same bytes",
     };
-    Ok(usual::<Access<IS_WRITE>>(args, what))
+    Ok(default_plan::<Access<IS_WRITE>>(args, description))
 }
 
 /// Returns the plan of a test that reads or writes. Bandwidth tests move more bytes, in longer pieces.
-pub fn usual<W: Workload>(args: &PerfArgs, what: &'static str) -> Plan {
-    let plan = Plan::of::<W>(what);
+pub fn default_plan<W: Workload>(args: &PerfArgs, description: &'static str) -> Plan {
+    let plan = Plan::of::<W>(description);
     if args.test.is_bandwidth { Plan { size: 64 << 10, bytes: 16 << 30, ..plan } } else { plan }
 }
 
 /// Returns the number of operations that a thread starts together.
-fn together(args: &PerfArgs) -> usize {
+fn batch(args: &PerfArgs) -> usize {
     args.window.unwrap_or(1) as usize
 }
 
@@ -61,7 +61,7 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
         let name = |thread| format!("perf-{}-{thread}", std::process::id());
         // Only a server process looks regions up by name. Without names, they end with this process.
         let has_server = bench.server.is_some();
-        let share = |(thread, session): (u64, blocking::Session)| {
+        let worker = |(thread, session): (u64, blocking::Session)| {
             let (name, there) = (name(thread), Placement::On(bench.end.peer));
             let lh = session
                 .alloc(has_server.then_some(name.as_str()), bench.size, there, Permissions::all())
@@ -71,25 +71,25 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
             // Before a write the region holds other bytes, so that a missing write is detected.
             let before = if IS_WRITE { inverse(&bytes) } else { bytes.to_vec() };
             session.write(lh, 0, &before)?;
-            let reads = if IS_WRITE { 0 } else { together(&bench.job.args) };
+            let reads = if IS_WRITE { 0 } else { batch(&bench.job.args) };
             let found = session.buffer(reads * bytes.len())?;
             Ok(Access { session, lh, name, bytes, found, reads })
         };
-        (0..).zip(sessions).map(share).collect()
+        (0..).zip(sessions).map(worker).collect()
     }
 
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
-        let count = together(&bench.job.args);
+        let count = batch(&bench.job.args);
         if count > 1 {
-            return self.together(count, timer);
+            return self.measure_batches(count, timer);
         }
         let Access { session, lh, bytes, .. } = self;
         let lh = *lh;
         let mut copier = bench.copier(if IS_WRITE { Direction::Write } else { Direction::Read })?;
-        let bare = copier.as_mut().map(|copier| sure(|| copier.copy()));
+        let baseline = copier.as_mut().map(|copier| infallible(|| copier.copy()));
         match IS_WRITE {
-            false => timer.operations(|| Ok(session.read(lh, 0, &mut self.found)?), bare),
-            true => timer.operations(|| Ok(session.write(lh, 0, bytes)?), bare),
+            false => timer.operations(|| Ok(session.read(lh, 0, &mut self.found)?), baseline),
+            true => timer.operations(|| Ok(session.write(lh, 0, bytes)?), baseline),
         }
     }
 
@@ -111,7 +111,7 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
     }
 
     fn figures(bench: &Bench) -> Vec<(&'static str, f64)> {
-        match together(&bench.job.args) {
+        match batch(&bench.job.args) {
             1 => Vec::new(),
             count => ["window", "batch"].map(|name| (name, count as f64)).to_vec(),
         }
@@ -119,8 +119,8 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
 }
 
 impl<const IS_WRITE: bool> Access<IS_WRITE> {
-    /// Starts up to `count` operations together.
-    fn together(&mut self, count: usize, timer: &Timer) -> anyhow::Result<Measured> {
+    /// Measures batches of up to `count` operations.
+    fn measure_batches(&mut self, count: usize, timer: &Timer) -> anyhow::Result<Measured> {
         let (session, lh) = (&self.session, self.lh);
         let writes = vec![WriteOp { lh, offset: 0, from: &self.bytes }; count];
         let mut reads: Vec<_> =

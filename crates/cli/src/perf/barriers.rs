@@ -7,7 +7,7 @@ use halite::blocking;
 use super::end::End;
 use super::measure::NO_BASELINE;
 use super::pairs::Partner;
-use super::server::Part;
+use super::server::ServerTask;
 use super::workload::{IN_TURN, Measured, PerfArgs, Plan, Planned, Timer};
 
 const BARRIER: &str = "perf";
@@ -30,13 +30,13 @@ pub struct Member {
 }
 
 impl Partner for Member {
-    fn create(end: &End, part: &Part) -> anyhow::Result<Vec<Member>> {
-        let participants = 2 * part.threads as u32;
+    fn create(end: &End, task: &ServerTask) -> anyhow::Result<Vec<Member>> {
+        let participants = 2 * task.threads as u32;
         let member = |session| Member { session, participants, round: None, errors: 0 };
-        Ok(end.sessions(part.threads)?.into_iter().map(member).collect())
+        Ok(end.sessions(task.threads)?.into_iter().map(member).collect())
     }
 
-    /// Passes the barrier. Neither side leads: each call returns the next round.
+    /// Passes the barrier. Both sides do the same: each call returns the next round.
     fn take_turn(&mut self, _: bool) -> anyhow::Result<()> {
         let round = self.session.barrier(BARRIER, self.participants, TIMEOUT)?;
         self.errors += u64::from(self.round.is_some_and(|last| round != last + 1));

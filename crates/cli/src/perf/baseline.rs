@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use halite_mem::{PagePolicy, Segment, Window};
 
-use super::measure::{estimate_ns, sure, timed};
+use super::measure::{estimate_ns, infallible, timed};
 
 /// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,7 +73,7 @@ impl Copier {
     }
 
     fn try_for(&mut self, tries: u64) -> f64 {
-        let copies = |count| timed(count, sure(|| self.copy()));
+        let copies = |count| timed(count, infallible(|| self.copy()));
         estimate_ns(tries * 10, copies).expect("copies do not fail")
     }
 }

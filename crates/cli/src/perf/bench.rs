@@ -14,7 +14,7 @@ use super::measure::{Measured, Timer, warm_up};
 use super::pinned;
 use super::relay;
 use super::report::Row;
-use super::server::{CLIENT, Part, Request, Server};
+use super::server::{CLIENT, Request, Server, ServerTask};
 use crate::output;
 use crate::scratch::Scratch;
 use crate::transport;
@@ -37,7 +37,7 @@ pub struct Bench {
     pub iterations: u64,
     /// Factor by which intervals between operations are longer than usual.
     pub slowdown: u64,
-    is_followed: bool,
+    has_server_threads: bool,
     _scratch: Option<Scratch>,
 }
 
@@ -77,7 +77,7 @@ impl Bench {
             size: 0,
             iterations: 0,
             slowdown: 1,
-            is_followed: false,
+            has_server_threads: false,
             _scratch: scratch,
         })
     }
@@ -111,11 +111,11 @@ impl Bench {
         Ok(())
     }
 
-    /// Returns the usual task of the server's threads for this row.
-    pub fn part(&self) -> Part {
+    /// Returns the default task of the server's threads for this row.
+    pub fn server_task(&self) -> ServerTask {
         let Job { args, plan, threads, .. } = &self.job;
         let warm_up = if plan.warms_up { warm_up(self.iterations) } else { 0 };
-        Part {
+        ServerTask {
             test: args.test.name.to_owned(),
             threads: *threads,
             size: self.size,
@@ -132,53 +132,53 @@ impl Bench {
     }
 
     /// Returns the process whose threads respond to the client's threads.
-    fn following(&mut self) -> anyhow::Result<&mut Server> {
+    fn responder(&mut self) -> anyhow::Result<&mut Server> {
         match self.attached_server {
             Some(ref mut server) => Ok(server),
             None => self.server(),
         }
     }
 
-    /// Starts the server's threads, which respond to the client's threads until [`Bench::end_following`].
-    pub fn start_following(&mut self, part: Part) -> anyhow::Result<()> {
-        self.is_followed = true;
-        self.following()?.ask(&Request::Follow(part)).map(|_| ())
+    /// Starts the server's threads, which respond to the client's threads until [`Bench::join_server_threads`].
+    pub fn start_server_threads(&mut self, task: ServerTask) -> anyhow::Result<()> {
+        self.has_server_threads = true;
+        self.responder()?.ask(&Request::StartThreads(task)).map(|_| ())
     }
 
-    /// Stops the server's threads; returns the number of their errors, 0 if none were started.
-    pub fn end_following(&mut self) -> anyhow::Result<u64> {
-        match std::mem::take(&mut self.is_followed) {
-            true => self.following()?.ask(&Request::EndFollowing),
+    /// Waits until the server's threads have ended; returns the number of their errors, 0 if none were started.
+    pub fn join_server_threads(&mut self) -> anyhow::Result<u64> {
+        match std::mem::take(&mut self.has_server_threads) {
+            true => self.responder()?.ask(&Request::JoinThreads),
             false => Ok(0),
         }
     }
 
-    /// Measures `operation` on one thread per element of `shares`. Returns the combined measurements and the shares.
+    /// Measures `operation` on one thread per worker. Returns the combined measurements and the workers.
     pub fn time<W: Send>(
         &mut self,
-        shares: Vec<W>,
+        workers: Vec<W>,
         operation: impl Fn(usize, &mut W, &Bench, &Timer) -> anyhow::Result<Measured> + Sync,
     ) -> anyhow::Result<(Row, Vec<W>)> {
         let (cores, operations) = (&self.end.cores, self.iterations);
         let bench = &*self;
-        let timed = |thread, mut share, participant| {
-            let measured = operation(thread, &mut share, bench, &Timer { participant, operations })?;
-            Ok((measured, share))
+        let timed = |thread, mut worker, participant| {
+            let measured = operation(thread, &mut worker, bench, &Timer { participant, operations })?;
+            Ok((measured, worker))
         };
-        let done = pinned::run_all(shares, |thread| cores.of_client(thread), timed)?;
+        let done = pinned::run_all(workers, |thread| cores.of_client(thread), timed)?;
         // The longer direction counts for bandwidth.
         let payload = self.size.max(self.job.args.reply_size.map_or(0, |size| size.0));
         let mut row = Row { size: self.size, payload, iterations: operations, ..Row::default() };
-        let add = |(measured, share)| {
+        let add = |(measured, worker)| {
             row.add(&measured);
-            share
+            worker
         };
-        let shares = done.into_iter().map(add).collect();
+        let workers = done.into_iter().map(add).collect();
         if let Some(relay_us) = self.relay_us()? {
             let ratio = row.ours.quantile_us(0.5) / relay_us;
             row.extra.extend([("relay_us", relay_us), ("relay_ratio", ratio)]);
         }
-        Ok((row, shares))
+        Ok((row, workers))
     }
 
     /// Returns the time of a relay between the processes of the measured operation, in microseconds; `None` if there is

@@ -5,7 +5,7 @@
 use halite::Lh;
 
 use super::baseline::Direction;
-use super::measure::sure;
+use super::measure::infallible;
 use super::parcel::{differs, inverse, pattern};
 use super::report::{MEMSET, READ_WRITE};
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, SAME_BYTES, Timer, Workload};
@@ -19,8 +19,8 @@ pub const FILLS: bool = false;
 pub const COPIES: bool = true;
 
 pub fn plan<const IS_COPY: bool>(_: &PerfArgs) -> Planned {
-    let bare = if IS_COPY { READ_WRITE } else { MEMSET };
-    Ok(Plan { bare, size: 4 << 10, arena_sizes: 8, ..Plan::of::<Bulk<IS_COPY>>(SAME_BYTES) })
+    let baseline = if IS_COPY { READ_WRITE } else { MEMSET };
+    Ok(Plan { baseline, size: 4 << 10, arena_sizes: 8, ..Plan::of::<Bulk<IS_COPY>>(SAME_BYTES) })
 }
 
 /// State of a thread: two regions.
@@ -36,7 +36,7 @@ impl<const IS_COPY: bool> Workload for Bulk<IS_COPY> {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
         bench.make_regions(2 * bench.job.threads as u64, bench.job.size_max())?;
         let (session, size) = (&bench.end.session, bench.size);
-        let share = |(thread, pair): (usize, &[Lh])| {
+        let worker = |(thread, pair): (usize, &[Lh])| {
             let (to, from, mut errors) = (pair[0], pair[1], 0);
             let expected = if IS_COPY { pattern(size, thread) } else { vec![BYTE; size as usize] };
             session.write(to, 0, &inverse(&expected))?;
@@ -48,15 +48,15 @@ impl<const IS_COPY: bool> Workload for Bulk<IS_COPY> {
             }
             Ok(Bulk { to, from, expected, errors })
         };
-        bench.regions.chunks(2).enumerate().map(share).collect()
+        bench.regions.chunks(2).enumerate().map(worker).collect()
     }
 
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
         let (session, size, to, from) = (&bench.end.session, bench.size, self.to, self.from);
         if !IS_COPY {
             let mut filler = bench.copier(Direction::Fill)?;
-            let bare = filler.as_mut().map(|filler| sure(|| filler.copy()));
-            return timer.operations(|| Ok(session.fill(to, 0, size, BYTE)?), bare);
+            let baseline = filler.as_mut().map(|filler| infallible(|| filler.copy()));
+            return timer.operations(|| Ok(session.fill(to, 0, size, BYTE)?), baseline);
         }
         let mut buffer = vec![0; size as usize];
         // The alternative to a copy.
@@ -64,8 +64,8 @@ impl<const IS_COPY: bool> Workload for Bulk<IS_COPY> {
             session.read(from, 0, &mut buffer)?;
             Ok(session.write(to, 0, &buffer)?)
         };
-        let bare = bench.job.args.check_memcpy.then_some(read_and_write);
-        timer.operations(|| Ok(session.copy(to, 0, from, 0, size)?), bare)
+        let baseline = bench.job.args.check_memcpy.then_some(read_and_write);
+        timer.operations(|| Ok(session.copy(to, 0, from, 0, size)?), baseline)
     }
 
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {

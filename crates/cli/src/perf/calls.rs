@@ -42,11 +42,11 @@ pub fn outstanding(args: &PerfArgs) -> (usize, usize) {
 
 impl Workload for Caller {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Caller>> {
-        let part = bench.part();
+        let task = bench.server_task();
         let callers =
-            (0..part.threads).map(|thread| Caller::new(&bench.end, thread, part.size, part.reply_bytes));
+            (0..task.threads).map(|thread| Caller::new(&bench.end, thread, task.size, task.reply_bytes));
         let callers = callers.collect();
-        bench.start_following(part)?;
+        bench.start_server_threads(task)?;
         Ok(callers)
     }
 
@@ -88,7 +88,7 @@ impl Workload for Callers {
     }
 
     fn figures(bench: &Bench) -> Vec<(&'static str, f64)> {
-        let ((window, batch), reply_bytes) = (outstanding(&bench.job.args), bench.part().reply_bytes);
+        let ((window, batch), reply_bytes) = (outstanding(&bench.job.args), bench.server_task().reply_bytes);
         vec![("window", window as f64), ("batch", batch as f64), ("reply_bytes", reply_bytes as f64)]
     }
 }
@@ -233,6 +233,6 @@ impl Caller {
     fn check(&mut self, len: usize) {
         // A short request contains only a part of the stamp, so the server saw no more.
         self.expected.stamp(stamp_of(self.request.bytes()));
-        self.errors += u64::from(!self.expected.resembles(&self.reply[..len]));
+        self.errors += u64::from(!self.expected.is_stamped_like(&self.reply[..len]));
     }
 }

@@ -4,18 +4,18 @@ use halite::{Call, Function, ServeCause, ServeError, ServeOptions, blocking};
 
 use super::end::End;
 use super::parcel::{Parcel, stamp_of};
-use super::server::{Follower, Part};
+use super::server::{ServerTask, ServerThread};
 
 /// Serves one function per thread.
-pub fn server_threads(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
-    let follower = |thread| {
+pub fn server_threads(end: &End, task: &ServerTask) -> anyhow::Result<Vec<ServerThread>> {
+    let server_thread = |thread| {
         let server = end.session.serve(function(thread), ServeOptions::default())?;
-        let expected = (part.size > 0).then(|| Parcel::new(part.size, thread));
-        let replies = vec![Parcel::new(part.reply_bytes, thread); part.batch];
+        let expected = (task.size > 0).then(|| Parcel::new(task.size, thread));
+        let replies = vec![Parcel::new(task.reply_bytes, thread); task.batch];
         let echo = Echo { server: server.clone(), expected, replies, errors: 0 };
-        Ok(Follower { run: Box::new(|| echo.run()), function: Some(server) })
+        Ok(ServerThread { run: Box::new(|| echo.run()), function: Some(server) })
     };
-    (0..part.threads).map(follower).collect()
+    (0..task.threads).map(server_thread).collect()
 }
 
 /// Returns the function that a client thread calls.
@@ -68,7 +68,7 @@ impl Echo {
         let stamp = stamp_of(call.input());
         if let Some(expected) = &mut self.expected {
             expected.stamp(stamp);
-            self.errors += u64::from(!expected.resembles(call.input()));
+            self.errors += u64::from(!expected.is_stamped_like(call.input()));
         }
         self.replies[reply].stamp(stamp);
     }

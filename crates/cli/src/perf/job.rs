@@ -1,11 +1,11 @@
-//! A measurement, once its flags have been checked.
+//! A measurement with valid flags.
 
 use super::args::PerfArgs;
 use super::cores::Pinning;
 use super::workload::{Plan, SIZE_MAX};
 use crate::output::UsageError;
 
-/// How much longer a short operation takes over UDP than through shared memory, at least.
+/// Minimum ratio of the time of a short operation over UDP to its time through shared memory.
 const ROCE_SLOWDOWN: u64 = 20;
 
 #[derive(Debug)]
@@ -43,21 +43,22 @@ impl Job {
         };
         let (least, most) = (sizes[0], sizes[sizes.len() - 1]);
         let mut limits = plan.limits.iter();
-        if let Some((_, what)) = limits.find(|(range, _)| !range.contains(&least) || !range.contains(&most)) {
-            return Err(wrong(what));
+        if let Some((_, error)) = limits.find(|(range, _)| !range.contains(&least) || !range.contains(&most))
+        {
+            return Err(wrong(error));
         }
         let threads = args.threads.unwrap_or(plan.threads) as usize;
         Ok(Job { args: args.clone(), plan, sizes, threads, fabric: args.fabric.name() })
     }
 
-    /// Returns the number of operations of each thread for `size`: the user's choice, or the plan's
-    /// maximum, but fewer if they are long.
+    /// Returns the number of operations of each thread for `size`: the user's choice or, by default, the plan's maximum;
+    /// fewer if they are long.
     pub fn iterations(&self, size: u64) -> u64 {
         let Plan { bytes, iterations_max, .. } = self.plan;
-        let longer_way = size.max(self.args.reply_size.map_or(1, |size| size.0));
+        let longer_direction = size.max(self.args.reply_size.map_or(1, |size| size.0));
         let iterations_max =
             if self.fabric == "roce" { iterations_max / ROCE_SLOWDOWN } else { iterations_max };
-        self.args.iterations.unwrap_or((bytes / longer_way).max(32).min(iterations_max.max(1)))
+        self.args.iterations.unwrap_or((bytes / longer_direction).max(32).min(iterations_max.max(1)))
     }
 
     /// Returns the size and slowdown of each row.
@@ -89,7 +90,7 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     let is_access_or_region = is_access || is_named("alloc_lat, map_lat");
     let is_together = args.window.is_some() || args.batch.is_some();
     let of_bandwidth = "set --batch to the value of --window for read_bw and write_bw";
-    let complaints = [
+    let misuses = [
         (
             args.clients.is_some()
                 || args.mode.is_some()
@@ -115,7 +116,7 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
         (args.completion, "--completion applies only to write_lat; the other tests time the call anyway"),
         (!is_access && args.is_random(), "--regions and --span apply only to reads and writes"),
     ];
-    if let Some((_, what)) = complaints.iter().find(|(is_given, what)| *is_given && !is_named(what)) {
+    if let Some((_, what)) = misuses.iter().find(|(is_given, what)| *is_given && !is_named(what)) {
         return Err(wrong(what));
     }
     if is_named(of_bandwidth) && args.batch.is_some() && args.batch != args.window {

@@ -12,7 +12,7 @@ use super::calls::Caller;
 use super::pairs;
 use super::pairs::Partner;
 use super::pingpong::Player;
-use super::server::Part;
+use super::server::ServerTask;
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Row, Timer, WORD_BYTES, Workload, verify};
 
 /// Load in LITE, section 5.3: calls per second, and number of threads on each side.
@@ -27,7 +27,7 @@ const SECONDS: u64 = 2;
 
 /// Plans calls with an input of one word; with -a, the plan has all points of LITE's figure 13.
 pub fn plan(args: &PerfArgs) -> Planned {
-    let what = "calls on a schedule; times of calls, processor time of both processes";
+    let description = "calls on a schedule; times of calls, processor time of both processes";
     let threads = u64::from(args.threads.unwrap_or(THREADS));
     Ok(Plan {
         measure,
@@ -36,7 +36,7 @@ pub fn plan(args: &PerfArgs) -> Planned {
         threads: THREADS,
         slowdowns: if args.all { SLOWDOWNS } else { &[1] },
         needs_server: true,
-        ..Plan::of_one_size::<Caller>(what, WORD_BYTES)
+        ..Plan::of_one_size::<Caller>(description, WORD_BYTES)
     })
 }
 
@@ -52,8 +52,8 @@ fn measure(bench: &mut Bench) -> anyhow::Result<Row> {
     // In JSON only: the table has no column for these.
     row.extra.extend([("offered_per_s", per_s), ("own_cpu_us_per_op", row.ours.cpu_us())]);
     if bench.job.args.check_memcpy {
-        let part = Part { test: "write_lat".to_owned(), ..bench.part() };
-        let players = pairs::start_pairs::<Player>(bench, part)?;
+        let task = ServerTask { test: "write_lat".to_owned(), ..bench.server_task() };
+        let players = pairs::start_pairs::<Player>(bench, task)?;
         let polling = on_schedule(bench, players, per_s, spin, |player| player.take_turn(true))?;
         row.errors += polling.errors;
         row.extra.push(("polling_cpu_us_per_op", polling.ours.cpu_us()));
@@ -63,7 +63,7 @@ fn measure(bench: &mut Bench) -> anyhow::Result<Row> {
 
 fn on_schedule<W: Workload>(
     bench: &mut Bench,
-    shares: Vec<W>,
+    workers: Vec<W>,
     per_s: f64,
     wait: fn(Duration),
     operation: impl Fn(&mut W) -> anyhow::Result<()> + Sync,
@@ -71,11 +71,11 @@ fn on_schedule<W: Workload>(
     // Mean interval between the calls of one thread.
     let interval = Duration::from_secs_f64(bench.job.threads as f64 / per_s);
     let cpu_before = bench.server()?.cpu_of_both()?;
-    let (mut row, shares) = bench.time(shares, |thread, share, _, timer| {
-        timed(timer, Arrivals::new(interval, thread), wait, || operation(share))
+    let (mut row, workers) = bench.time(workers, |thread, worker, _, timer| {
+        timed(timer, Arrivals::new(interval, thread), wait, || operation(worker))
     })?;
     row.ours.cpu = bench.server()?.cpu_of_both()?.saturating_sub(cpu_before);
-    verify(shares, bench, &mut row)?;
+    verify(workers, bench, &mut row)?;
     Ok(row)
 }
 
@@ -87,16 +87,16 @@ fn timed(
     wait: impl Fn(Duration),
     mut operation: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<Measured> {
-    let mut begun = None;
+    let mut started = None;
     let once = || {
-        let begin = *begun.get_or_insert_with(Instant::now);
+        let begin = *started.get_or_insert_with(Instant::now);
         wait(arrivals.next().saturating_sub(begin.elapsed()));
         let called = Instant::now();
         operation()?;
         Ok(called.elapsed())
     };
     let mut measured = timer.singly(once, None::<fn() -> _>)?;
-    let begin = begun.expect("there was at least one");
+    let begin = started.expect("there was at least one operation");
     measured.ours.rate = timer.operations as f64 / begin.elapsed().as_secs_f64();
     measured.ours.rates = vec![measured.ours.rate];
     Ok(measured)

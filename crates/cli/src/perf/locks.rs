@@ -15,14 +15,14 @@ use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, 
 const LOCK: &str = "perf";
 
 pub fn plan(args: &PerfArgs) -> Planned {
-    let (what, iterations_max) = match args.threads() {
+    let (description, iterations_max) = match args.threads() {
         1 => (IN_TURN, 1_000_000),
         // More waiting sessions make the test slower.
         threads => {
             ("passing the lock from one session to the next, while all others wait", 200_000 / threads)
         }
     };
-    let plan = Plan::of_one_size::<Lock>(what, 0);
+    let plan = Plan::of_one_size::<Lock>(description, 0);
     Ok(Plan { iterations_max, needs_server: true, is_at_server: true, ..plan })
 }
 

@@ -23,7 +23,7 @@ pub struct Measured {
     pub batch: u64,
     pub ours: Series,
     /// Measurements of the baseline, if there is one.
-    pub bare: Option<Series>,
+    pub baseline: Option<Series>,
 }
 
 /// Measures the operations of one thread. Threads with participants of one gate start their rounds together.
@@ -45,10 +45,10 @@ impl Timer {
     pub fn operations(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<()>,
-        bare: Option<impl FnMut() -> anyhow::Result<()>>,
+        baseline: Option<impl FnMut() -> anyhow::Result<()>>,
     ) -> anyhow::Result<Measured> {
-        let bare = bare.map(|mut bare| move |count| timed(count, &mut bare));
-        self.warm(|count| timed(count, &mut ours), bare)
+        let baseline = baseline.map(|mut baseline| move |count| timed(count, &mut baseline));
+        self.warm(|count| timed(count, &mut ours), baseline)
     }
 
     /// Measures round trips, and records half the time of each.
@@ -60,10 +60,10 @@ impl Timer {
     pub fn singly(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<Duration>,
-        bare: Option<impl FnMut() -> anyhow::Result<Duration>>,
+        baseline: Option<impl FnMut() -> anyhow::Result<Duration>>,
     ) -> anyhow::Result<Measured> {
         self.participant.wait();
-        self.rounds(1, |_| ours(), bare.map(|mut bare| move |_| bare()))
+        self.rounds(1, |_| ours(), baseline.map(|mut baseline| move |_| baseline()))
     }
 
     /// Measures overlapping operations. Each round is one batch, including its start and end.
@@ -77,10 +77,10 @@ impl Timer {
         self.rounds(u64::MAX, run, None::<fn(u64) -> _>)
     }
 
-    fn warm(&self, mut ours: impl Batch, bare: Option<impl Batch>) -> anyhow::Result<Measured> {
+    fn warm(&self, mut ours: impl Batch, baseline: Option<impl Batch>) -> anyhow::Result<Measured> {
         self.participant.wait();
         let batch = batch(self.operations, estimate_ns(self.operations, &mut ours)?);
-        self.rounds(batch, ours, bare)
+        self.rounds(batch, ours, baseline)
     }
 
     /// Alternates rounds of the operation and of the baseline, so that both see the same disturbances.
@@ -88,19 +88,19 @@ impl Timer {
         &self,
         batch: u64,
         mut ours: impl Batch,
-        mut bare: Option<impl Batch>,
+        mut baseline: Option<impl Batch>,
     ) -> anyhow::Result<Measured> {
-        let of_bare = bare.is_some().then(Series::default);
-        let mut measured = Measured { batch, ours: Series::default(), bare: of_bare };
+        let of_baseline = baseline.is_some().then(Series::default);
+        let mut measured = Measured { batch, ours: Series::default(), baseline: of_baseline };
         for operations in rounds(self.operations) {
             measured.batch = batch.min(operations);
-            if bare.is_some() {
+            if baseline.is_some() {
                 self.participant.wait();
             }
             measured.ours.round(operations, batch, &mut ours)?;
-            if let (Some(bare), Some(of_bare)) = (&mut bare, &mut measured.bare) {
+            if let (Some(baseline), Some(of_baseline)) = (&mut baseline, &mut measured.baseline) {
                 self.participant.wait();
-                of_bare.round(operations, batch, bare)?;
+                of_baseline.round(operations, batch, baseline)?;
             }
         }
         Ok(measured)
@@ -207,7 +207,7 @@ fn rounds(operations: u64) -> impl Iterator<Item = u64> {
 }
 
 /// Wraps an operation that cannot fail.
-pub fn sure<T>(mut operation: impl FnMut() -> T) -> impl FnMut() -> anyhow::Result<()> {
+pub fn infallible<T>(mut operation: impl FnMut() -> T) -> impl FnMut() -> anyhow::Result<()> {
     move || {
         operation();
         Ok(())

@@ -5,7 +5,7 @@ use halite::{NodeId, Port, ServeOptions, blocking};
 use super::end::End;
 use super::pairs::Partner;
 use super::parcel::Parcel;
-use super::server::Part;
+use super::server::ServerTask;
 use super::workload::{Measured, PerfArgs, Plan, Planned, Timer};
 
 /// Ping-pong of messages: the sender waits until a message is in the port's queue.
@@ -28,21 +28,21 @@ pub struct Messenger<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
 
 impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Messenger<PUBLISHES, IS_ONE_WAY> {
     /// Opens the ports; the two of a pair have the same number.
-    fn create(end: &End, part: &Part) -> anyhow::Result<Vec<Self>> {
+    fn create(end: &End, task: &ServerTask) -> anyhow::Result<Vec<Self>> {
         let open = |thread: usize| {
             let (to, port) = (end.peer, Port(thread as u32));
             let mailbox = end.session.open_port(port, ServeOptions::default())?;
             let (session, sender) = (end.session.clone(), end.session.sender(to, port));
-            let parcel = Parcel::new(part.size, thread);
+            let parcel = Parcel::new(task.size, thread);
             Ok(Messenger { session, sender, to, port, mailbox, parcel, stamp: 0, errors: 0 })
         };
-        (0..part.threads).map(open).collect()
+        (0..task.threads).map(open).collect()
     }
 
-    fn take_turn(&mut self, leads: bool) -> anyhow::Result<()> {
+    fn take_turn(&mut self, is_client: bool) -> anyhow::Result<()> {
         self.stamp += 1;
         self.parcel.stamp(self.stamp);
-        match (leads, IS_ONE_WAY) {
+        match (is_client, IS_ONE_WAY) {
             (true, true) => self.send(),
             (false, true) => self.receive(),
             (true, false) => {
@@ -76,11 +76,11 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Messenger<PUBLIS
 
 impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Messenger<PUBLISHES, IS_ONE_WAY> {
     pub fn plan(_: &PerfArgs) -> Planned {
-        let what = match IS_ONE_WAY {
+        let description = match IS_ONE_WAY {
             true => "messages one after the other, up to 64 outstanding",
             false => "half a ping-pong of messages",
         };
-        Ok(Plan { needs_server: true, ..Plan::of::<Self>(what) })
+        Ok(Plan { needs_server: true, ..Plan::of::<Self>(description) })
     }
 
     /// Sends the next message; both sides of a pair send the same bytes.
@@ -94,7 +94,7 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Messenger<PUBLISHES, IS_ONE_
     /// Waits for the other side's message, which must have the next stamp.
     fn receive(&mut self) -> anyhow::Result<()> {
         let message = self.mailbox.recv()?;
-        self.errors += u64::from(!self.parcel.resembles(&message.bytes));
+        self.errors += u64::from(!self.parcel.is_stamped_like(&message.bytes));
         Ok(())
     }
 }

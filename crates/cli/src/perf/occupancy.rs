@@ -12,7 +12,7 @@ use halite::Config;
 use halite_tier::rpc::{Input, Kind, RequestHeader, RingReader, RingWriter, SlotId};
 
 use super::calls::Caller;
-use super::server::Part;
+use super::server::ServerTask;
 use super::values;
 use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
@@ -50,7 +50,11 @@ struct Requests {
 
 impl Workload for Requests {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Requests>> {
-        bench.start_following(Part { threads: 1, reply_bytes: REPLY_BYTES, ..bench.part() })?;
+        bench.start_server_threads(ServerTask {
+            threads: 1,
+            reply_bytes: REPLY_BYTES,
+            ..bench.server_task()
+        })?;
         Ok(vec![Requests { errors: 0 }])
     }
 

@@ -1,7 +1,7 @@
-//! Workloads in which each client thread takes turns with a server thread: the client leads, the server follows.
+//! Workloads in which each client thread takes turns with a server thread: the client sends, the server answers.
 
 use super::end::End;
-use super::server::{Follower, Part};
+use super::server::{ServerTask, ServerThread};
 use super::workload::{Bench, Measured, Timer, Workload};
 
 pub trait Partner: Send + Sized + 'static {
@@ -11,12 +11,12 @@ pub trait Partner: Send + Sized + 'static {
     }
 
     /// Creates the partners of one end, one per pair.
-    fn create(end: &End, part: &Part) -> anyhow::Result<Vec<Self>>;
+    fn create(end: &End, task: &ServerTask) -> anyhow::Result<Vec<Self>>;
 
-    /// Takes one turn. The leader starts the turn and waits for the answer; the follower answers.
-    fn take_turn(&mut self, leads: bool) -> anyhow::Result<()>;
+    /// Takes one turn. The client starts the turn and waits for the answer; the server answers.
+    fn take_turn(&mut self, is_client: bool) -> anyhow::Result<()>;
 
-    /// Measures the turns as the leader. A round trip counts as two turns.
+    /// Measures the turns of the client. A round trip counts as two turns.
     fn measure(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
         timer.halves(|| self.take_turn(true))
     }
@@ -27,7 +27,7 @@ pub trait Partner: Send + Sized + 'static {
 
 impl<P: Partner> Workload for P {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<P>> {
-        start_pairs(bench, bench.part())
+        start_pairs(bench, bench.server_task())
     }
 
     fn operation(&mut self, _: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
@@ -40,22 +40,22 @@ impl<P: Partner> Workload for P {
 }
 
 /// Creates the client's partners, and starts the server's threads.
-pub fn start_pairs<P: Partner>(bench: &mut Bench, part: Part) -> anyhow::Result<Vec<P>> {
+pub fn start_pairs<P: Partner>(bench: &mut Bench, task: ServerTask) -> anyhow::Result<Vec<P>> {
     P::prepare(bench)?;
-    let partners = P::create(&bench.end, &part)?;
-    bench.start_following(part)?;
+    let partners = P::create(&bench.end, &task)?;
+    bench.start_server_threads(task)?;
     Ok(partners)
 }
 
-/// Creates the server's partners, and a follower thread for each.
-pub fn server_threads<P: Partner>(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
-    let turns = part.turns;
-    let follower = |mut partner: P| Follower {
+/// Creates the server's partners, each with a thread.
+pub fn server_threads<P: Partner>(end: &End, task: &ServerTask) -> anyhow::Result<Vec<ServerThread>> {
+    let turns = task.turns;
+    let thread = |mut partner: P| ServerThread {
         run: Box::new(move || {
             (0..turns).try_for_each(|_| partner.take_turn(false))?;
             partner.finish()
         }),
         function: None,
     };
-    Ok(P::create(end, part)?.into_iter().map(follower).collect())
+    Ok(P::create(end, task)?.into_iter().map(thread).collect())
 }

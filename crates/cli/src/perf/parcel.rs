@@ -1,11 +1,11 @@
-//! Messages that contain their own verification.
+//! Messages with stamps, by which the receiver verifies them.
 //!
 //! ```text
 //!   stamp | pattern ... | stamp
 //! ```
 //!
-//! A caller checks the stamps of each answer, but the pattern of one answer only, because reading all of a long answer
-//! would cost as much as sending it.
+//! A caller checks the stamps of each answer but the pattern of only one, because reading a long answer costs as much as
+//! sending it.
 
 use halite::{Lh, blocking};
 
@@ -30,6 +30,7 @@ pub fn differs(session: &blocking::Session, lh: Lh, offset: u64, expected: &[u8]
     Ok(u64::from(found != expected))
 }
 
+/// A message with a stamp at both ends.
 #[derive(Clone, Debug)]
 pub struct Parcel(Vec<u8>);
 
@@ -58,9 +59,9 @@ impl Parcel {
         &self.0
     }
 
-    /// Returns true if `found` has the same length and the same stamps.
+    /// Returns true if `found` has the length and the stamps of this message.
     #[inline]
-    pub fn resembles(&self, found: &[u8]) -> bool {
+    pub fn is_stamped_like(&self, found: &[u8]) -> bool {
         let len = self.0.len();
         let ends = STAMP_BYTES.min(len);
         len == found.len() && self.0[..ends] == found[..ends] && self.0[len - ends..] == found[len - ends..]

@@ -17,7 +17,7 @@ use super::end::End;
 use super::job::wrong;
 use super::pairs::Partner;
 use super::parcel::{differs, pattern};
-use super::server::{CLIENT, Part};
+use super::server::{CLIENT, ServerTask};
 use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 
 /// Timeout of an answer, after which the measurement assumes that the other side is dead.
@@ -88,7 +88,7 @@ impl Partner for Player {
     }
 
     /// Creates one player per thread, with stamp 0.
-    fn create(end: &End, part: &Part) -> anyhow::Result<Vec<Player>> {
+    fn create(end: &End, task: &ServerTask) -> anyhow::Result<Vec<Player>> {
         let session = &end.session;
         let player = |thread| {
             let [client, server] = region_names(thread);
@@ -96,27 +96,27 @@ impl Partner for Player {
             let [own, other] =
                 [own, other].map(|name| session.map(&name, Permissions::READ | Permissions::WRITE));
             let (own, other) = (own?, other?);
-            session.write(own, part.size - WORD_BYTES, &[0; WORD_BYTES as usize])?;
+            session.write(own, task.size - WORD_BYTES, &[0; WORD_BYTES as usize])?;
             // Both sides of a pair send the same bytes, so each can verify the other's; pairs differ.
-            let payload = pattern(part.size, thread);
+            let payload = pattern(task.size, thread);
             Ok(Player {
                 session: session.clone(),
                 peer: end.peer,
                 own,
                 other,
-                payload_bytes: part.size,
+                payload_bytes: task.size,
                 payload,
                 posted: None,
                 stamp: 0,
             })
         };
-        (0..part.threads).map(player).collect()
+        (0..task.threads).map(player).collect()
     }
 
     #[inline]
-    fn take_turn(&mut self, leads: bool) -> anyhow::Result<()> {
+    fn take_turn(&mut self, is_client: bool) -> anyhow::Result<()> {
         self.stamp += 1;
-        if leads {
+        if is_client {
             self.post_stamp()?;
             self.await_stamp()
         } else {

@@ -1,14 +1,13 @@
-//! `halite perf qos`: sessions of two priorities beside each other, in phases as in LITE's figure 16.
+//! `halite perf qos`: two sessions of different priority that compete for a link, in phases as in LITE's figure 16.
 //!
-//! Both sessions belong to the client's node, whose policy is measured. In the phases with throughput, each session writes
-//! 8 KiB at a time (or what `-s` says) with 512 KiB outstanding. In the other four, the session of high priority writes
-//! 64 B at a time, first with one write outstanding, then with 256.
+//! Both sessions belong to the client's node, whose policy is measured. In the throughput phases, each session writes
+//! 8 KiB (or `-s`) at a time with 512 KiB outstanding. In the other four phases, the session of high priority writes 64 B
+//! at a time, first with one write outstanding, then with 256.
 
 use std::future::poll_fn;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -215,7 +214,7 @@ impl<'b> Pair<'b> {
                 count: &counts[index],
             };
             let written = writer.write_until(load, &stop);
-            // The other writer need not go on.
+            // The other writer must end, too, if this one fails.
             stop.store(true, Relaxed);
             written
         };
@@ -236,7 +235,7 @@ impl<'b> Pair<'b> {
         })
     }
 
-    /// Returns the number of regions that do not contain the bytes that were written.
+    /// Returns the number of writes whose bytes are not in their region.
     fn verify(&self) -> anyhow::Result<u64> {
         let mut errors = 0;
         for index in [HIGH, LOW] {
@@ -421,7 +420,7 @@ fn text(report: &Report, phases: &[Measured]) -> String {
         report.low_alone / report.high_alone,
         report.small_rate_idle / 1e6,
         report.small_rate_beside / 1e6,
-        // A reader would take unlimited rates for a policy that fails.
+        // Without this note, unlimited rates look like a failure of the policy.
         if report.fabric == Provider::Shm.name() && report.policy != Policy::None {
             "No policy limits loads and stores in shared memory: they use no link. Measure over a network, with --fabric roce.\n"
         } else {

@@ -13,7 +13,7 @@ use halite::Lh;
 use super::access;
 use super::baseline::{self, Words};
 use super::job::wrong;
-use super::measure::sure;
+use super::measure::infallible;
 use super::parcel::{differs, inverse, pattern};
 use super::report::{LOAD, MEMCPY, STORE};
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Timer, WORD_BYTES, Workload};
@@ -36,9 +36,10 @@ pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
         return Err(wrong("random operations run one at a time: omit --window and --batch"));
     }
     let (regions, region_bytes) = regions(args);
-    let mut plan = access::usual::<Random<IS_WRITE>>(args, "one operation after the other at random places");
+    let mut plan =
+        access::default_plan::<Random<IS_WRITE>>(args, "one operation after the other at random places");
     plan.limits.push((0..=region_bytes, "--span must have room for -s bytes in each region"));
-    plan.bare = match are_words(args.size.map_or(plan.size, |size| size.0)) {
+    plan.baseline = match are_words(args.size.map_or(plan.size, |size| size.0)) {
         true if IS_WRITE => STORE,
         true => LOAD,
         false => MEMCPY,
@@ -77,7 +78,7 @@ impl<const IS_WRITE: bool> Workload for Random<IS_WRITE> {
         let (count, region_bytes) = regions(&bench.job.args);
         bench.make_regions(count, region_bytes)?;
         let words = bench.baseline(|| Words::new(count * region_bytes))?;
-        let share = |thread| {
+        let worker = |thread| {
             let (payload, places) = (pattern(bench.size, 0), bench.iterations.min(PLACES_MAX));
             let drawn = draw(bench.regions.len(), region_bytes, bench.size, places, SEED + thread as u64);
             let places = drawn.iter().map(|(region, offset)| (bench.regions[*region], *offset)).collect();
@@ -86,14 +87,14 @@ impl<const IS_WRITE: bool> Workload for Random<IS_WRITE> {
             let (words, buffer) = (words.clone(), vec![0; payload.len()]);
             Random { places, offsets, words, payload, buffer }
         };
-        let shares: Vec<Self> = (0..bench.job.threads).map(share).collect();
-        for Random { places, offsets, words, payload, .. } in &shares {
+        let workers: Vec<Self> = (0..bench.job.threads).map(worker).collect();
+        for Random { places, offsets, words, payload, .. } in &workers {
             // Before a write the region holds other bytes, before a read the buffer, to detect missing operations.
             let before = if IS_WRITE { inverse(payload) } else { payload.clone() };
             places.iter().try_for_each(|(lh, offset)| bench.end.session.write(*lh, *offset, &before))?;
             words.iter().for_each(|words| offsets.iter().for_each(|offset| words.write(*offset, payload)));
         }
-        Ok(shares)
+        Ok(workers)
     }
 
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
@@ -102,22 +103,22 @@ impl<const IS_WRITE: bool> Workload for Random<IS_WRITE> {
         let at: Vec<&AtomicU64> =
             words.iter().flat_map(|words| offsets.iter().map(|at| words.at(*at))).collect();
         let (mut place, mut word, mut offset) = (endless(places), endless(&at), endless(offsets));
-        let (are_words, mut bare_buffer) = (are_words(bench.size), payload.clone());
+        let (are_words, mut baseline_buffer) = (are_words(bench.size), payload.clone());
         if IS_WRITE {
             let ours = || {
                 let (lh, offset) = place();
                 Ok(session.write(lh, offset, payload)?)
             };
-            let store = words.map(|_| sure(|| baseline::store(word(), bench.size)));
-            let copy = words.map(|words| sure(|| words.write(offset(), black_box(payload))));
+            let store = words.map(|_| infallible(|| baseline::store(word(), bench.size)));
+            let copy = words.map(|words| infallible(|| words.write(offset(), black_box(payload))));
             return if are_words { timer.operations(ours, store) } else { timer.operations(ours, copy) };
         }
         let ours = || {
             let (lh, offset) = place();
             Ok(session.read(lh, offset, buffer)?)
         };
-        let load = words.map(|_| sure(|| baseline::load(word())));
-        let copy = words.map(|words| sure(|| words.read(offset(), black_box(&mut bare_buffer))));
+        let load = words.map(|_| infallible(|| baseline::load(word())));
+        let copy = words.map(|words| infallible(|| words.read(offset(), black_box(&mut baseline_buffer))));
         if are_words { timer.operations(ours, load) } else { timer.operations(ours, copy) }
     }
 

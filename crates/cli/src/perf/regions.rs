@@ -11,7 +11,7 @@ use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, SIZE_LI
 
 /// Plans allocations; with --populate, compared with bare page faults.
 pub fn plan_alloc(args: &PerfArgs) -> Planned {
-    let plan = Plan { bare: PAGES, ..plan::<Alloc>() };
+    let plan = Plan { baseline: PAGES, ..plan::<Alloc>() };
     Ok(if args.populate { Plan { size: 4 << 20, bytes: 1 << 30, ..plan } } else { plan })
 }
 
@@ -54,8 +54,8 @@ impl Alloc {
 
 impl Workload for Alloc {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Alloc>> {
-        let is_bare = bench.job.args.populate;
-        let pages = if is_bare { bench.baseline(|| Pages::new(bench.size))? } else { None };
+        let has_baseline = bench.job.args.populate;
+        let pages = if has_baseline { bench.baseline(|| Pages::new(bench.size))? } else { None };
         Ok(vec![Alloc(pages); bench.job.threads])
     }
 

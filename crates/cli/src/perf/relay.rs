@@ -7,8 +7,7 @@
 //!   client <── 3 ── node <── 2 ── server        the client and the server share the other one, and yield it
 //! ```
 //!
-//! Each word is in its own cache line. So a round trip is the least that a request and its reply cost between these
-//! cores.
+//! Each word is in its own cache line. So a round trip is the minimum cost of a request and its reply between these cores.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -22,29 +21,30 @@ use super::cores::{Cores, pin};
 use super::server::{Request, Server};
 use crate::threads;
 
-/// Round trips between two readings of the clock, as of short operations.
+/// Number of round trips per batch; the clock is read once per batch.
 const TRIPS: u64 = 64;
-/// Number of batches, of which the median counts.
+/// Number of batches. The result is the median.
 const BATCHES: u64 = 2000;
 /// Number of batches of a relay with switches between processes.
 const SLOW_BATCHES: u64 = 500;
-/// Distance of the words, in bytes: further than processors fetch lines together.
-const APART: u64 = 256;
+/// Distance of the words, in bytes: processors fetch lines in pairs of 128 bytes.
+const DISTANCE_BYTES: u64 = 256;
 
-/// The part of a process in a relay of three.
+/// The role of a process in a relay of three.
 #[derive(Serialize, Deserialize, Debug)]
-pub struct Part {
+pub struct Role {
     /// Path of the words.
     words: PathBuf,
     is_node: bool,
 }
 
-impl Part {
-    /// Passes the words on, until the last round trip.
-    pub fn take(self, cores: &Cores) -> anyhow::Result<()> {
+impl Role {
+    /// Passes each word on, until the last round trip.
+    pub fn run(self, cores: &Cores) -> anyhow::Result<()> {
         pin(cores.of_server(0))?;
-        let words = Words::open(&self.words, 4 * APART)?;
-        let [to_node, to_server, from_server, from_node] = [0, 1, 2, 3].map(|word| words.at(word * APART));
+        let words = Words::open(&self.words, 4 * DISTANCE_BYTES)?;
+        let [to_node, to_server, from_server, from_node] =
+            [0, 1, 2, 3].map(|word| words.at(word * DISTANCE_BYTES));
         for trip in 1..=SLOW_BATCHES * TRIPS {
             if self.is_node {
                 while to_node.load(Acquire) != trip {}
@@ -64,18 +64,18 @@ impl Part {
 
 /// Returns the time of a round trip from the client through the node to the server and back, in microseconds.
 pub fn measure_three_us(cores: &Cores, node: &mut Server, server: &mut Server) -> anyhow::Result<f64> {
-    let words = Words::new(4 * APART)?;
-    let part = |is_node| Request::Relay(Part { words: words.path(), is_node });
-    node.send(&part(true))?;
-    server.send(&part(false))?;
-    let (there, back) = (words.at(0), words.at(3 * APART));
+    let words = Words::new(4 * DISTANCE_BYTES)?;
+    let role = |is_node| Request::Relay(Role { words: words.path(), is_node });
+    node.send(&role(true))?;
+    server.send(&role(false))?;
+    let (ping, pong) = (words.at(0), words.at(3 * DISTANCE_BYTES));
     let measured = std::thread::scope(|scope| {
         let client = threads::spawn_in(scope, || {
             // This core was just listed as available.
             let _ = pin(cores.of_client(0));
             median_batch_us(SLOW_BATCHES, |trip| {
-                there.store(trip, Release);
-                while back.load(Acquire) != trip {
+                ping.store(trip, Release);
+                while pong.load(Acquire) != trip {
                     yield_now();
                 }
             })
@@ -89,23 +89,23 @@ pub fn measure_three_us(cores: &Cores, node: &mut Server, server: &mut Server) -
 
 /// Returns the time of a round trip between the cores of the client and of the server, in microseconds.
 pub fn measure_us(cores: &Cores) -> anyhow::Result<f64> {
-    let words = Words::new(2 * APART)?;
-    let (there, back) = (words.at(0), words.at(APART));
+    let words = Words::new(2 * DISTANCE_BYTES)?;
+    let (ping, pong) = (words.at(0), words.at(DISTANCE_BYTES));
     std::thread::scope(|scope| {
         let mut relays = threads::Group::new(scope);
         let echo = relays.add(|| {
             // These cores were just listed as available.
             let _ = pin(cores.of_server(0));
             for trip in 1..=BATCHES * TRIPS {
-                while there.load(Acquire) != trip {}
-                back.store(trip, Release);
+                while ping.load(Acquire) != trip {}
+                pong.store(trip, Release);
             }
         })?;
         let client = relays.add(|| {
             let _ = pin(cores.of_client(0));
             median_batch_us(BATCHES, |trip| {
-                there.store(trip, Release);
-                while back.load(Acquire) != trip {}
+                ping.store(trip, Release);
+                while pong.load(Acquire) != trip {}
             })
         })?;
         relays.begin();

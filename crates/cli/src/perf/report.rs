@@ -24,7 +24,7 @@ pub struct Row {
     /// Measurements of all threads.
     pub ours: Series,
     /// The baseline, in the same rounds.
-    pub bare: Option<Series>,
+    pub baseline: Option<Series>,
     /// Number of errors in the data.
     pub errors: u64,
     /// Further figures of this test, by name.
@@ -36,30 +36,30 @@ impl Row {
     pub fn add(&mut self, measured: &Measured) {
         self.batch = measured.batch;
         self.ours.merge(&measured.ours);
-        if let Some(bare) = &measured.bare {
-            self.bare.get_or_insert_default().merge(bare);
+        if let Some(baseline) = &measured.baseline {
+            self.baseline.get_or_insert_default().merge(baseline);
         }
     }
 }
 
 /// A baseline: its name in headings, and the names of its figures in results, which contain the units.
 #[derive(Clone, Copy, Debug)]
-pub struct Bare(&'static str, &'static [&'static str]);
+pub struct Baseline(&'static str, &'static [&'static str]);
 
 /// Baseline: copies of the same size, by the C library or to a plain mapping.
-pub const MEMCPY: Bare = Bare("memcpy", &["memcpy_lat_us", "memcpy_MBps"]);
+pub const MEMCPY: Baseline = Baseline("memcpy", &["memcpy_lat_us", "memcpy_MBps"]);
 /// Baseline: stores of a word at the same random places.
-pub const STORE: Bare = Bare("store", &["store_ns"]);
+pub const STORE: Baseline = Baseline("store", &["store_ns"]);
 /// Baseline: loads of a word at the same random places.
-pub const LOAD: Bare = Bare("load", &["load_ns"]);
+pub const LOAD: Baseline = Baseline("load", &["load_ns"]);
 /// Baseline: the processor's own atomics.
-pub const ATOMIC: Bare = Bare("atomic", &["atomic_ns"]);
+pub const ATOMIC: Baseline = Baseline("atomic", &["atomic_ns"]);
 /// Baseline: the C library's memset.
-pub const MEMSET: Bare = Bare("memset", &["memset_lat_us", "memset_MBps"]);
+pub const MEMSET: Baseline = Baseline("memset", &["memset_lat_us", "memset_MBps"]);
 /// Baseline: a read and a write through Halite.
-pub const READ_WRITE: Bare = Bare("read+write", &["read_write_lat_us"]);
+pub const READ_WRITE: Baseline = Baseline("read+write", &["read_write_lat_us"]);
 /// Baseline: page faults in shared memory.
-pub const PAGES: Bare = Bare("pages", &["pages_lat_us"]);
+pub const PAGES: Baseline = Baseline("pages", &["pages_lat_us"]);
 
 /// Prints the heading of the result table.
 pub fn begin(job: &Job) -> anyhow::Result<()> {
@@ -87,14 +87,15 @@ pub fn svg(job: &Job, rows: &[Row]) -> String {
     };
     let line = |name: &str, colour, points| Drawn { name: name.to_owned(), colour, is_dashed: false, points };
     let ours = rows.iter().map(|row| figure(row, &row.ours)).collect();
-    let bare: Vec<[f64; 2]> = rows.iter().filter_map(|row| Some(figure(row, row.bare.as_ref()?))).collect();
-    let Bare(name, _) = job.plan.bare;
+    let baseline: Vec<[f64; 2]> =
+        rows.iter().filter_map(|row| Some(figure(row, row.baseline.as_ref()?))).collect();
+    let Baseline(name, _) = job.plan.baseline;
     let mut series = vec![line(&format!("{} over {}", job.args.test.name, job.fabric), 0, ours)];
-    series.extend((!bare.is_empty()).then(|| line(name, 1, bare)));
+    series.extend((!baseline.is_empty()).then(|| line(name, 1, baseline)));
     let y = if is_bandwidth { "throughput [MB/s]" } else { "latency, median [us]" };
     let axis = |label: &str| Axis { label: label.to_owned(), is_log: true };
     plot::svg(&[Plot {
-        title: job.plan.what.to_owned(),
+        title: job.plan.description.to_owned(),
         x: axis("bytes"),
         y: axis(y),
         series,
@@ -111,7 +112,7 @@ fn heading(job: &Job) -> String {
          {:<10} {:<12} {}\n",
         job.args.test.name,
         job.fabric,
-        job.plan.what,
+        job.plan.description,
         name_of(&job.args.cores),
         "#bytes",
         "#iterations",
@@ -128,17 +129,17 @@ fn text(job: &Job, row: &Row) -> String {
 fn columns(job: &Job, row: &Row) -> Vec<(String, String)> {
     let column =
         |width: usize, title: &str, cell: String| (format!("{title:>width$}"), format!("{cell:>width$}"));
-    let Bare(bare, _) = job.plan.bare;
-    let beside = |figure: &dyn Fn(&Series) -> String| row.bare.as_ref().map_or("-".to_owned(), figure);
+    let Baseline(baseline, _) = job.plan.baseline;
+    let beside = |figure: &dyn Fn(&Series) -> String| row.baseline.as_ref().map_or("-".to_owned(), figure);
     let clock = column(10, "ops/clock", row.batch.to_string());
     if job.args.test.is_bandwidth {
         let mbps = |rate: f64| format!("{:.2}", rate * row.payload as f64 / 1e6);
-        let ratio = |bare: &Series| format!("{:.3}", row.ours.rate_median() / bare.rate_median());
+        let ratio = |baseline: &Series| format!("{:.3}", row.ours.rate_median() / baseline.rate_median());
         return vec![
             column(14, "BW peak[MB/s]", mbps(row.ours.rate_max())),
             column(17, "BW average[MB/s]", mbps(row.ours.rate)),
             column(14, "MsgRate[Mpps]", format!("{:.6}", row.ours.rate / 1e6)),
-            column(10, &format!("vs {bare}"), beside(&ratio)),
+            column(10, &format!("vs {baseline}"), beside(&ratio)),
             clock,
         ];
     }
@@ -153,8 +154,8 @@ fn columns(job: &Job, row: &Row) -> Vec<(String, String)> {
         column(9, "99%[usec]", quantile(0.99)),
         column(11, "99.9%[usec]", quantile(0.999)),
         clock,
-        column(12, &format!("{bare}[usec]"), beside(&|bare| us(bare.quantile_us(0.5)))),
-        column(13, "overhead[ns]", beside(&|bare| format!("{:.1}", overhead_ns(row, bare)))),
+        column(12, &format!("{baseline}[usec]"), beside(&|baseline| us(baseline.quantile_us(0.5)))),
+        column(13, "overhead[ns]", beside(&|baseline| format!("{:.1}", overhead_ns(row, baseline)))),
     ]
 }
 
@@ -165,8 +166,8 @@ fn extra(row: &Row) -> String {
 }
 
 /// Returns by how much the median operation is slower than the baseline.
-fn overhead_ns(row: &Row, bare: &Series) -> f64 {
-    (row.ours.quantile_us(0.5) - bare.quantile_us(0.5)) * 1e3
+fn overhead_ns(row: &Row, baseline: &Series) -> f64 {
+    (row.ours.quantile_us(0.5) - baseline.quantile_us(0.5)) * 1e3
 }
 
 #[derive(Serialize)]
@@ -224,25 +225,25 @@ impl Line {
             cpu_us_per_op: row.ours.cpu_us(),
             ops_per_clock: row.batch,
             errors: row.errors,
-            baseline: row.bare.as_ref().map(|bare| beside(job, row, bare)),
+            baseline: row.baseline.as_ref().map(|baseline| beside(job, row, baseline)),
             extra: Figures(extra),
         }
     }
 }
 
 /// Returns the baseline's figures, and the ratio to them.
-fn beside(job: &Job, row: &Row, bare: &Series) -> Figures {
-    let (bare_us, bare_rate) = (bare.quantile_us(0.5), bare.rate_median());
+fn beside(job: &Job, row: &Row, baseline: &Series) -> Figures {
+    let (baseline_us, baseline_rate) = (baseline.quantile_us(0.5), baseline.rate_median());
     let ratio = match job.args.test.is_bandwidth {
-        true => row.ours.rate_median() / bare_rate,
-        false => row.ours.quantile_us(0.5) / bare_us,
+        true => row.ours.rate_median() / baseline_rate,
+        false => row.ours.quantile_us(0.5) / baseline_us,
     };
-    let Bare(_, names) = job.plan.bare;
+    let Baseline(_, names) = job.plan.baseline;
     let figure = |name: &&'static str| match name.rsplit('_').next() {
-        Some("MBps") => (*name, bare_rate * row.size as f64 / 1e6),
-        Some("ns") => (*name, bare_us * 1e3),
-        _ => (*name, bare_us),
+        Some("MBps") => (*name, baseline_rate * row.size as f64 / 1e6),
+        Some("ns") => (*name, baseline_us * 1e3),
+        _ => (*name, baseline_us),
     };
-    let others = [("overhead_ns", overhead_ns(row, bare)), ("ratio", ratio)];
+    let others = [("overhead_ns", overhead_ns(row, baseline)), ("ratio", ratio)];
     Figures(names.iter().map(figure).chain(others).collect())
 }

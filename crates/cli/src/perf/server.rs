@@ -32,12 +32,12 @@ pub const CLIENT: NodeId = NodeId(1);
 /// A request to the server.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Request {
-    /// Start threads. The answer arrives when the client may begin.
-    Follow(Part),
-    /// Wait for the threads to end. The answer is the number of their errors.
-    EndFollowing,
-    /// Take part in a relay between three processes. The answer arrives at its end.
-    Relay(relay::Part),
+    /// Start threads. The answer arrives when they accept requests.
+    StartThreads(ServerTask),
+    /// Wait until the threads have ended. The answer is the number of their errors.
+    JoinThreads,
+    /// Run one role of a relay between three processes. The answer arrives at its end.
+    Relay(relay::Role),
     /// Report the processor time of the process, in nanoseconds.
     Cpu,
     /// Report the checksum of the first bytes of a region.
@@ -49,12 +49,12 @@ pub enum Request {
     },
 }
 
-/// The server's part in a test: the work of its threads.
+/// The work of the server's threads in a test.
 #[derive(Serialize, Deserialize, Debug)]
-pub struct Part {
+pub struct ServerTask {
     /// Name of the test.
     pub test: String,
-    /// Number of threads, one for each of the client's.
+    /// Number of threads: one for each thread of the client.
     pub threads: usize,
     /// Bytes of each turn or request; 0 if their lengths differ.
     pub size: u64,
@@ -67,7 +67,7 @@ pub struct Part {
 }
 
 /// A thread of the server, before it starts.
-pub struct Follower {
+pub struct ServerThread {
     /// Work of the thread; returns the number of its errors.
     pub run: Box<dyn FnOnce() -> anyhow::Result<u64> + Send>,
     /// Function that the thread serves, if closing the function ends the thread.
@@ -119,7 +119,7 @@ impl Server {
 
     /// Waits for the reply to a request.
     pub fn reply(&mut self) -> anyhow::Result<u64> {
-        self.0.receive::<Reply>()?.map_err(|why| anyhow!("the server process failed: {why}"))
+        self.0.receive::<Reply>()?.map_err(|cause| anyhow!("the server process failed: {cause}"))
     }
 
     /// Returns the processor time of both processes.
@@ -173,13 +173,14 @@ fn open(dir: &Path, args: &ServerArgs, cores: Cores) -> anyhow::Result<End> {
 
 fn handle(request: Request, end: &End, server_threads: &mut Option<ServerThreads>) -> anyhow::Result<u64> {
     match request {
-        Request::Follow(part) => {
-            let test = table::named(&part.test).context("there is no such test")?;
-            *server_threads = Some(ServerThreads::start((test.follow)(end, &part)?, end.cores.clone())?);
+        Request::StartThreads(task) => {
+            let test = table::named(&task.test).context("there is no such test")?;
+            let threads = (test.server_threads)(end, &task)?;
+            *server_threads = Some(ServerThreads::start(threads, end.cores.clone())?);
             Ok(0)
         }
-        Request::EndFollowing => server_threads.take().context("no server threads are running")?.join(),
-        Request::Relay(part) => part.take(&end.cores).map(|()| 0),
+        Request::JoinThreads => server_threads.take().context("no server threads are running")?.join(),
+        Request::Relay(role) => role.run(&end.cores).map(|()| 0),
         Request::Cpu => Ok(u64::try_from(process_cpu().as_nanos())?),
         Request::Checksum { name, len } => {
             let lh = end.session.map(&name, Permissions::READ)?;
@@ -198,17 +199,17 @@ struct ServerThreads {
 }
 
 impl ServerThreads {
-    fn start(followers: Vec<Follower>, cores: Cores) -> anyhow::Result<ServerThreads> {
-        let functions = followers.iter().filter_map(|follower| follower.function.clone()).collect();
-        let run = |_, follower: Follower, _| (follower.run)();
+    fn start(server_threads: Vec<ServerThread>, cores: Cores) -> anyhow::Result<ServerThreads> {
+        let functions = server_threads.iter().filter_map(|thread| thread.function.clone()).collect();
+        let run = |_, thread: ServerThread, _| (thread.run)();
         let all = threads::spawn("halite-server", move || {
-            Ok(pinned::run_all(followers, |thread| cores.of_server(thread), run)?.into_iter().sum())
+            Ok(pinned::run_all(server_threads, |thread| cores.of_server(thread), run)?.into_iter().sum())
         })?;
         Ok(ServerThreads { functions, all })
     }
 
     fn join(self) -> anyhow::Result<u64> {
         self.functions.iter().for_each(blocking::Server::close);
-        self.all.join().expect("such a thread does not panic")
+        self.all.join().expect("the thread does not panic")
     }
 }

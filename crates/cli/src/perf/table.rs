@@ -9,7 +9,7 @@ use super::end::End;
 use super::messages::{Published, Sent, Streamed};
 use super::pairs::server_threads;
 use super::pingpong::Player;
-use super::server::{Follower, Part};
+use super::server::{ServerTask, ServerThread};
 use super::words::{ADDS, SWAPS};
 use super::workload::{PerfArgs, Planned};
 use super::{access, barriers, bulk, calls, echo, load, locks, occupancy, pingpong, regions, words};
@@ -24,7 +24,7 @@ pub struct Test {
     /// Creates the client's plan from the flags.
     pub plan: fn(&PerfArgs) -> Planned,
     /// Creates the server's threads, which have not started yet.
-    pub follow: fn(&End, &Part) -> anyhow::Result<Vec<Follower>>,
+    pub server_threads: fn(&End, &ServerTask) -> anyhow::Result<Vec<ServerThread>>,
     /// Description of the test for `halite perf --help`.
     help: &'static str,
 }
@@ -74,18 +74,18 @@ pub const QOS: &str = "qos";
 pub const NETWORKS: &str = "networks";
 
 type MakePlan = fn(&PerfArgs) -> Planned;
-type MakeThreads = fn(&End, &Part) -> anyhow::Result<Vec<Follower>>;
+type MakeThreads = fn(&End, &ServerTask) -> anyhow::Result<Vec<ServerThread>>;
 
-const fn time(name: &'static str, plan: MakePlan, follow: MakeThreads, help: &'static str) -> Test {
-    Test { name, is_bandwidth: false, plan, follow, help }
+const fn time(name: &'static str, plan: MakePlan, threads: MakeThreads, help: &'static str) -> Test {
+    Test { name, is_bandwidth: false, plan, server_threads: threads, help }
 }
 
-const fn rate(name: &'static str, plan: MakePlan, follow: MakeThreads, help: &'static str) -> Test {
-    Test { is_bandwidth: true, ..time(name, plan, follow, help) }
+const fn rate(name: &'static str, plan: MakePlan, threads: MakeThreads, help: &'static str) -> Test {
+    Test { is_bandwidth: true, ..time(name, plan, threads, help) }
 }
 
 /// Creates no server threads; for tests that need none.
-fn no_threads(_: &End, _: &Part) -> anyhow::Result<Vec<Follower>> {
+fn no_threads(_: &End, _: &ServerTask) -> anyhow::Result<Vec<ServerThread>> {
     Ok(Vec::new())
 }
 

@@ -19,7 +19,7 @@ pub const SWAPS: bool = false;
 pub const ADDS: bool = true;
 
 pub fn plan<const IS_ADD: bool>(_: &PerfArgs) -> Planned {
-    Ok(Plan { bare: ATOMIC, ..Plan::of_one_size::<Word<IS_ADD>>(SAME_BYTES, WORD_BYTES) })
+    Ok(Plan { baseline: ATOMIC, ..Plan::of_one_size::<Word<IS_ADD>>(SAME_BYTES, WORD_BYTES) })
 }
 
 /// State of a thread: its word.
@@ -37,16 +37,16 @@ impl<const IS_ADD: bool> Workload for Word<IS_ADD> {
         bench.make_regions(1, bytes)?;
         let words = bench.baseline(|| Words::new(bytes))?;
         let added = Arc::new(AtomicU64::new(0));
-        let share = |thread| {
+        let worker = |thread| {
             let offset = if IS_ADD { 0 } else { thread as u64 * LINE_BYTES };
             Word { offset, words: words.clone(), added: added.clone(), errors: 0 }
         };
-        Ok((0..bench.job.threads).map(share).collect())
+        Ok((0..bench.job.threads).map(worker).collect())
     }
 
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
         let (session, lh, offset) = (&bench.end.session, bench.regions[0], self.offset);
-        let (mut changes, mut bare_changes, mut errors) = (0, 0, 0);
+        let (mut changes, mut baseline_changes, mut errors) = (0, 0, 0);
         let change = || {
             let is_right = match IS_ADD {
                 // Other threads add to the same word, so it may be higher; only this thread swaps its own word.
@@ -57,18 +57,18 @@ impl<const IS_ADD: bool> Workload for Word<IS_ADD> {
             changes += 1;
             Ok(())
         };
-        let bare = self.words.as_ref().map(|words| {
+        let baseline = self.words.as_ref().map(|words| {
             let word = words.at(offset);
             move || {
                 match IS_ADD {
                     true => baseline::fetch_add(word, 1),
-                    false => baseline::compare_swap(word, bare_changes, bare_changes + 1),
+                    false => baseline::compare_swap(word, baseline_changes, baseline_changes + 1),
                 };
-                bare_changes += 1;
+                baseline_changes += 1;
                 Ok(())
             }
         });
-        let measured = timer.operations(change, bare)?;
+        let measured = timer.operations(change, baseline)?;
         self.errors = errors;
         // Relaxed: the sum is read after the threads have ended.
         self.added.fetch_add(changes, Relaxed);

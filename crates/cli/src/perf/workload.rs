@@ -9,7 +9,7 @@ pub use super::args::PerfArgs;
 pub use super::bench::Bench;
 pub use super::measure::{Measured, Timer};
 pub use super::report::Row;
-use super::report::{Bare, MEMCPY};
+use super::report::{Baseline, MEMCPY};
 use crate::output::UsageError;
 
 /// A kind of benchmark. Each value belongs to one thread of the client.
@@ -17,8 +17,8 @@ pub trait Workload: Send + Sized {
     /// Prepares a row at both ends; returns the values of all threads.
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>>;
 
-    /// Passes the thread's operation to the timer. Decides beforehand which operation that is, so that the timed loop
-    /// contains no such decision.
+    /// Passes the thread's operation to the timer. Selects the operation beforehand, so that the timed loop has no
+    /// branches.
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured>;
 
     /// Returns the number of errors in the data, after all threads have ended.
@@ -32,18 +32,18 @@ pub trait Workload: Send + Sized {
 
 /// Measures one row of a workload.
 pub fn measure<W: Workload>(bench: &mut Bench) -> anyhow::Result<Row> {
-    let shares = W::setup(bench)?;
-    let (mut row, shares) = bench.time(shares, |_, share, bench, timer| share.operation(bench, timer))?;
-    verify(shares, bench, &mut row)?;
+    let workers = W::setup(bench)?;
+    let (mut row, workers) = bench.time(workers, |_, worker, bench, timer| worker.operation(bench, timer))?;
+    verify(workers, bench, &mut row)?;
     Ok(row)
 }
 
 /// Adds the errors of both ends and the further figures to a row.
-pub fn verify<W: Workload>(shares: Vec<W>, bench: &mut Bench, row: &mut Row) -> anyhow::Result<()> {
-    for share in shares {
-        row.errors += share.verify(bench)?;
+pub fn verify<W: Workload>(workers: Vec<W>, bench: &mut Bench, row: &mut Row) -> anyhow::Result<()> {
+    for worker in workers {
+        row.errors += worker.verify(bench)?;
     }
-    row.errors += bench.end_following()?;
+    row.errors += bench.join_server_threads()?;
     row.extra.extend(W::figures(bench));
     Ok(())
 }
@@ -70,16 +70,16 @@ pub struct Plan {
     /// Function that measures one row.
     pub measure: fn(&mut Bench) -> anyhow::Result<Row>,
     /// Description of the operations, for the heading.
-    pub what: &'static str,
+    pub description: &'static str,
     /// Baseline of the test.
-    pub bare: Bare,
+    pub baseline: Baseline,
     /// Default size of an operation in bytes.
     pub size: u64,
     /// True if the test fixes its own size or sizes (a word, no bytes, or a mix), so that -s and -a are errors.
     pub has_one_size: bool,
     /// Valid ranges of sizes, each with the error for sizes out of range.
     pub limits: Vec<(RangeInclusive<u64>, &'static str)>,
-    /// Number of bytes that an average machine moves in about a second.
+    /// Number of bytes that an average machine moves in about one second.
     pub bytes: u64,
     /// Maximum number of operations of each thread: as many as take about a second.
     pub iterations_max: u64,
@@ -105,11 +105,11 @@ pub struct Plan {
 
 impl Plan {
     /// Creates the default plan: a word, or up to 64 MiB with -s, by one thread, compared with bare copies.
-    pub fn of<W: Workload>(what: &'static str) -> Plan {
+    pub fn of<W: Workload>(description: &'static str) -> Plan {
         Plan {
             measure: measure::<W>,
-            what,
-            bare: MEMCPY,
+            description,
+            baseline: MEMCPY,
             size: WORD_BYTES,
             has_one_size: false,
             limits: vec![(1..=SIZE_MAX, SIZE_LIMIT)],
@@ -127,7 +127,7 @@ impl Plan {
     }
 
     /// Creates the plan of a test with one size, which the user cannot change.
-    pub fn of_one_size<W: Workload>(what: &'static str, size: u64) -> Plan {
-        Plan { size, has_one_size: true, limits: Vec::new(), ..Plan::of::<W>(what) }
+    pub fn of_one_size<W: Workload>(description: &'static str, size: u64) -> Plan {
+        Plan { size, has_one_size: true, limits: Vec::new(), ..Plan::of::<W>(description) }
     }
 }

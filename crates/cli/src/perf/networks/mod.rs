@@ -30,9 +30,9 @@ use crate::target::Target;
 /// Sizes of messages in bytes: 32 B to 32 MiB.
 const SIZES: [u64; 11] =
     [32, 128, 512, 2 << 10, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20, 32 << 20];
-/// Writes and reads up to this size are posted several at a time; longer ones are posted one by one.
-const TOGETHER_MAX: u64 = 32 << 10;
-const TOGETHER: u32 = 16;
+/// Maximum size of writes and reads that are posted in batches, and the length of a batch.
+const BATCHED_BYTES_MAX: u64 = 32 << 10;
+const BATCH: u32 = 16;
 
 /// Returns the number of messages of a stream: enough bytes for about a second.
 fn stream_messages(bytes: u64) -> u64 {
@@ -47,10 +47,10 @@ fn ping_pongs(bytes: u64) -> u64 {
 /// A network and an operation on it.
 struct Network {
     name: &'static str,
-    by: By,
+    kind: Kind,
 }
 
-enum By {
+enum Kind {
     Tcp,
     Udp,
     /// Tests of `halite perf`: latency and throughput.
@@ -62,8 +62,8 @@ enum By {
 }
 
 const NETWORKS: [Network; 8] = [
-    Network { name: "TCP", by: By::Tcp },
-    Network { name: "UDP", by: By::Udp },
+    Network { name: "TCP", kind: Kind::Tcp },
+    Network { name: "UDP", kind: Kind::Udp },
     halite("roce write", "roce", "write_lat", "write_bw"),
     halite("roce read", "roce", "read_lat", "read_bw"),
     halite("roce send", "roce", "send_lat", "publish_rate"),
@@ -78,7 +78,7 @@ const fn halite(
     latency: &'static str,
     throughput: &'static str,
 ) -> Network {
-    Network { name, by: By::Halite { fabric, latency, throughput } }
+    Network { name, kind: Kind::Halite { fabric, latency, throughput } }
 }
 
 /// The result of one network and size.
@@ -101,7 +101,7 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
         return Err(wrong("networks has its own sizes and threads: omit -s, -a, -t, --peer and --svg").into());
     }
     let target = Target::new(None, args.out.as_deref(), args.force)?;
-    // Before this thread is pinned to a core.
+    // The description counts the cores, so it precedes the pinning of this thread.
     let machine = machine();
     let clock_ghz = clock_ghz(Path::new("/proc/cpuinfo"));
     let bar = progress::steps("measuring");
@@ -109,12 +109,12 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let cores = sched_getaffinity(None)?;
     let mut rows = Vec::new();
     for network in &NETWORKS {
-        let sizes = SIZES.into_iter().filter(|size| match network.by {
-            By::Udp => *size <= sockets::DATAGRAM_MAX,
+        let sizes = SIZES.into_iter().filter(|size| match network.kind {
+            Kind::Udp => *size <= sockets::DATAGRAM_MAX,
             _ => true,
         });
         let measured =
-            measure(network, args, sizes.collect(), &Common { clock_ghz, cores, done: &|| bar.inc(1) });
+            measure(network, args, sizes.collect(), &Common { clock_ghz, cores, report_row: &|| bar.inc(1) });
         rows.extend(measured.with_context(|| format!("cannot measure {}", network.name))?);
     }
     bar.finish_and_clear();
@@ -134,8 +134,8 @@ struct Common<'a> {
     clock_ghz: Option<f64>,
     /// The cores that this process may use. Each measurement pins this thread to one of them.
     cores: CpuSet,
-    /// Function to call after each finished row, for the progress bar.
-    done: &'a dyn Fn(),
+    /// Advances the progress bar by one row.
+    report_row: &'a dyn Fn(),
 }
 
 fn measure(
@@ -144,16 +144,16 @@ fn measure(
     sizes: Vec<u64>,
     common: &Common<'_>,
 ) -> anyhow::Result<Vec<Row>> {
-    let Common { clock_ghz, cores, done } = *common;
-    let By::Halite { fabric, latency, throughput } = network.by else {
+    let Common { clock_ghz, cores, report_row } = *common;
+    let Kind::Halite { fabric, latency, throughput } = network.kind else {
         pin(cores).context("cannot use all cores")?;
         let cores = Cores::available(args.cores)?;
         let row = |size| {
-            let figures = match network.by {
-                By::Udp => sockets::udp(&cores, size)?,
+            let figures = match network.kind {
+                Kind::Udp => sockets::udp(&cores, size)?,
                 _ => sockets::tcp(&cores, size)?,
             };
-            done();
+            report_row();
             let throughput_mbps = figures.messages_per_s * size as f64 / 1e6;
             let cycles_per_message = clock_ghz.map(|ghz| figures.cpu_us * 1e3 * ghz);
             Ok(Row {
@@ -170,7 +170,7 @@ fn measure(
     };
     let open = |test: &str, sizes: &[u64], window| {
         let size = sizes.iter().max().copied().map(ByteCount);
-        let test = table::named(test).expect("the table has it");
+        let test = table::named(test).expect("the table contains the test");
         let fabric = if fabric == "shm" { Provider::Shm } else { Provider::Roce };
         let args = PerfArgs { test, size, fabric, window, check_memcpy: false, out: None, ..args.clone() };
         pin(cores).context("cannot use all cores")?;
@@ -184,10 +184,10 @@ fn measure(
         latencies.push((row.ours.quantile_us(0.5), row.errors));
     }
     bench.close()?;
-    let (short, long): (Vec<u64>, Vec<u64>) = sizes.iter().partition(|size| **size <= TOGETHER_MAX);
+    let (short, long): (Vec<u64>, Vec<u64>) = sizes.iter().partition(|size| **size <= BATCHED_BYTES_MAX);
     let mut rows = Vec::new();
-    for (sizes, together) in [(short, Some(TOGETHER)), (long, None)] {
-        let mut bench = open(throughput, &sizes, together.filter(|_| throughput != "publish_rate"))?;
+    for (sizes, batch) in [(short, Some(BATCH)), (long, None)] {
+        let mut bench = open(throughput, &sizes, batch.filter(|_| throughput != "publish_rate"))?;
         for size in sizes {
             bench.job.args.iterations = Some(stream_messages(size));
             let before = bench.server()?.cpu_of_both()?;
@@ -204,7 +204,7 @@ fn measure(
                 cycles_per_message: clock_ghz.map(|ghz| cpu_us * 1e3 * ghz),
                 errors: errors + row.errors,
             });
-            done();
+            report_row();
         }
         bench.close()?;
     }
@@ -335,10 +335,11 @@ fn published(quantity: &str) -> Vec<Series> {
         "latency" => ("slow-2", ["RDMA write", "IPoIB, latency", "Ethernet, latency"], 1.0),
         _ => ("slow-3", ["RDMA write, client", "IPoIB", "Ethernet"], 1.0),
     };
-    let figure = Figure::named(figure).expect("it is built in");
+    let figure = Figure::named(figure).expect("the figure is built in");
     let names = ["RDMA, published", "IPoIB, published", "Ethernet, published"];
     let line = |(index, name): (usize, &str)| {
-        let line = figure.lines().find(|line| line.name == lines[index]).expect("the figure has it");
+        let line =
+            figure.lines().find(|line| line.name == lines[index]).expect("the figure contains the line");
         let points = line.points.iter().map(|[x, y]| [*x, y * factor]).collect();
         Series { name: name.to_owned(), colour: NETWORKS.len() + index, is_dashed: true, points }
     };

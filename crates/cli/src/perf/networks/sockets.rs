@@ -72,62 +72,62 @@ impl Channel for UdpSocket {
 /// Measures TCP with messages of `bytes`.
 pub fn tcp(cores: &Cores, bytes: u64) -> io::Result<Figures> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let here = TcpStream::connect(listener.local_addr()?)?;
-    let (there, _) = listener.accept()?;
-    for stream in [&here, &there] {
+    let client = TcpStream::connect(listener.local_addr()?)?;
+    let (server, _) = listener.accept()?;
+    for stream in [&client, &server] {
         stream.set_nodelay(true)?;
     }
-    measure(cores, bytes, here, there)
+    measure(cores, bytes, client, server)
 }
 
 /// Measures UDP with datagrams of `bytes`.
 pub fn udp(cores: &Cores, bytes: u64) -> io::Result<Figures> {
     let open = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
-    let (here, there) = (open()?, open()?);
-    here.connect(there.local_addr()?)?;
-    there.connect(here.local_addr()?)?;
-    for socket in [&here, &there] {
+    let (client, server) = (open()?, open()?);
+    client.connect(server.local_addr()?)?;
+    server.connect(client.local_addr()?)?;
+    for socket in [&client, &server] {
         socket.set_read_timeout(Some(RECEIVE_TIMEOUT))?;
     }
-    measure(cores, bytes, here, there)
+    measure(cores, bytes, client, server)
 }
 
-fn measure<C: Channel>(cores: &Cores, bytes: u64, mut here: C, mut there: C) -> io::Result<Figures> {
+fn measure<C: Channel>(cores: &Cores, bytes: u64, mut client: C, mut server: C) -> io::Result<Figures> {
     let streamed = super::stream_messages(bytes);
     let turns = super::ping_pongs(bytes);
     std::thread::scope(|scope| {
-        let far = threads::spawn_in(scope, move || -> io::Result<(Duration, u64)> {
+        let server_thread = threads::spawn_in(scope, move || -> io::Result<(Duration, u64)> {
             pin(cores.of_server(0))?;
             let cpu = thread_cpu();
-            let errors = receive_stream(&mut there, bytes, streamed)?;
+            let errors = receive_stream(&mut server, bytes, streamed)?;
             let cpu = thread_cpu().saturating_sub(cpu);
             let mut message = vec![0; bytes as usize];
             for _ in 0..turns {
-                there.receive(&mut message)?;
-                there.send(&message)?;
+                server.receive(&mut message)?;
+                server.send(&message)?;
             }
             Ok((cpu, errors))
         })?;
         // If the system refuses this thread, its end of the connection closes, and the other thread ends.
-        let near = threads::spawn_in(scope, move || -> io::Result<(Duration, f64, f64, u64)> {
+        let client_thread = threads::spawn_in(scope, move || -> io::Result<(Duration, f64, f64, u64)> {
             pin(cores.of_client(0))?;
             let (begin, cpu) = (Instant::now(), thread_cpu());
-            send_stream(&mut here, bytes, streamed)?;
+            send_stream(&mut client, bytes, streamed)?;
             let (took, cpu) = (begin.elapsed(), thread_cpu().saturating_sub(cpu));
             let (message, mut answer) = (pattern(bytes, 0), vec![0; bytes as usize]);
             let (begin, mut errors) = (Instant::now(), 0);
             for _ in 0..turns {
-                here.send(&message)?;
-                here.receive(&mut answer)?;
+                client.send(&message)?;
+                client.receive(&mut answer)?;
                 errors += u64::from(answer != message);
             }
             let half_us = begin.elapsed().as_secs_f64() * 1e6 / (2 * turns) as f64;
             Ok((cpu, streamed as f64 / took.as_secs_f64(), half_us, errors))
         })?;
         let (cpu, messages_per_s, half_round_trip_us, wrong) =
-            near.join().expect("the thread does not panic")?;
-        let (cpu_there, errors) = far.join().expect("the thread does not panic")?;
-        let cpu_us = (cpu + cpu_there).as_secs_f64() * 1e6 / streamed as f64;
+            client_thread.join().expect("the thread does not panic")?;
+        let (server_cpu, errors) = server_thread.join().expect("the thread does not panic")?;
+        let cpu_us = (cpu + server_cpu).as_secs_f64() * 1e6 / streamed as f64;
         Ok(Figures { messages_per_s, half_round_trip_us, cpu_us, errors: errors + wrong })
     })
 }
@@ -145,19 +145,19 @@ fn send_stream(channel: &mut impl Channel, bytes: u64, count: u64) -> io::Result
         channel.send(&message)?;
         in_flight += 1;
     }
-    // The credits of what is in flight, and the end.
+    // Receives the credits for messages in flight, and the final message.
     let granted = if window == u64::MAX { 0 } else { in_flight / credit_messages(window) };
     (0..=granted).try_for_each(|_| channel.receive(&mut credit))
 }
 
-/// Receives messages and compares each with what was sent; returns the number of wrong ones.
+/// Receives messages and compares each with the sent one; returns the number of wrong messages.
 fn receive_stream(channel: &mut impl Channel, bytes: u64, count: u64) -> io::Result<u64> {
     let window = channel.window(bytes);
-    let (mut message, mut wanted, mut errors) = (vec![0; bytes as usize], pattern(bytes, 0), 0);
+    let (mut message, mut expected, mut errors) = (vec![0; bytes as usize], pattern(bytes, 0), 0);
     for number in 0..count {
         channel.receive(&mut message)?;
-        stamp(&mut wanted, number);
-        errors += u64::from(message != wanted);
+        stamp(&mut expected, number);
+        errors += u64::from(message != expected);
         if window != u64::MAX && (number + 1).is_multiple_of(credit_messages(window)) {
             channel.send(&[1])?;
         }
@@ -166,7 +166,7 @@ fn receive_stream(channel: &mut impl Channel, bytes: u64, count: u64) -> io::Res
     Ok(errors)
 }
 
-/// Returns the number of messages that one credit stands for.
+/// Returns the number of messages that one credit permits.
 fn credit_messages(window: u64) -> u64 {
     (window / 2).max(1)
 }
