@@ -5,16 +5,10 @@
 //!  | syndrome   | msn u24 |      syndrome: 000 credit 5, 001 timer 5, or 011 code 5
 //! ```
 
-use super::{WireError, checked, put_u24, u24};
+use super::{WireError, header, put_u24, u24};
 
 /// Length of the header in bytes.
 pub const AETH_BYTES: usize = 4;
-
-/// A view over the header's bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Aeth<T: AsRef<[u8]>> {
-    buffer: T,
-}
 
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,27 +147,12 @@ impl Syndrome {
     }
 }
 
-impl<T: AsRef<[u8]>> Aeth<T> {
-    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
-    pub fn new_checked(buffer: T) -> Result<Aeth<T>, WireError> {
-        Ok(Aeth { buffer: checked::<AETH_BYTES, T>(buffer)? })
-    }
-
-    /// Returns the byte that encodes the syndrome.
-    pub fn syndrome(&self) -> u8 {
-        self.buffer.as_ref()[0]
-    }
-
-    /// Returns the 24 bits of the field `msn`.
-    pub fn msn(&self) -> u32 {
-        u24(&self.buffer.as_ref()[1..])
-    }
-}
-
 impl AethRepr {
-    /// Parses the header.
-    pub fn parse<T: AsRef<[u8]>>(aeth: &Aeth<T>) -> Result<AethRepr, WireError> {
-        Ok(AethRepr { syndrome: Syndrome::parse(aeth.syndrome())?, msn: aeth.msn() })
+    /// Parses the header at the start of `bytes`. Fails if `bytes` is shorter than the header, or if the syndrome is
+    /// unknown.
+    pub fn parse(bytes: &[u8]) -> Result<AethRepr, WireError> {
+        let bytes = header::<AETH_BYTES>(bytes)?;
+        Ok(AethRepr { syndrome: Syndrome::parse(bytes[0])?, msn: u24(&bytes[1..]) })
     }
 
     /// Writes the header to the start of `buffer`.

@@ -5,16 +5,10 @@
 //!  | address u64  | rkey u32  | swap or add u64     | compare u64 |
 //! ```
 
-use super::{WireError, checked, u32_at, u64_at};
+use super::{WireError, header, u32_at, u64_at};
 
 /// Length of the header in bytes.
 pub const ATOMIC_ETH_BYTES: usize = 28;
-
-/// A view over the header's bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct AtomicEth<T: AsRef<[u8]>> {
-    buffer: T,
-}
 
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,42 +23,16 @@ pub struct AtomicEthRepr {
     pub compare: u64,
 }
 
-impl<T: AsRef<[u8]>> AtomicEth<T> {
-    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
-    pub fn new_checked(buffer: T) -> Result<AtomicEth<T>, WireError> {
-        Ok(AtomicEth { buffer: checked::<ATOMIC_ETH_BYTES, T>(buffer)? })
-    }
-
-    /// Returns the word's address.
-    pub fn address(&self) -> u64 {
-        u64_at(self.buffer.as_ref(), 0)
-    }
-
-    /// Returns the remote key of the memory.
-    pub fn rkey(&self) -> u32 {
-        u32_at(self.buffer.as_ref(), 8)
-    }
-
-    /// Returns the addend of a fetch-add, or the replacement of a compare-swap.
-    pub fn swap_or_add(&self) -> u64 {
-        u64_at(self.buffer.as_ref(), 12)
-    }
-
-    /// Returns the expected value of a compare-swap.
-    pub fn compare(&self) -> u64 {
-        u64_at(self.buffer.as_ref(), 20)
-    }
-}
-
 impl AtomicEthRepr {
-    /// Parses the header.
-    pub fn parse<T: AsRef<[u8]>>(eth: &AtomicEth<T>) -> AtomicEthRepr {
-        AtomicEthRepr {
-            address: eth.address(),
-            rkey: eth.rkey(),
-            swap_or_add: eth.swap_or_add(),
-            compare: eth.compare(),
-        }
+    /// Parses the header at the start of `bytes`. Returns [`WireError::Truncated`] if `bytes` is shorter than the header.
+    pub fn parse(bytes: &[u8]) -> Result<AtomicEthRepr, WireError> {
+        let bytes = header::<ATOMIC_ETH_BYTES>(bytes)?;
+        Ok(AtomicEthRepr {
+            address: u64_at(bytes, 0),
+            rkey: u32_at(bytes, 8),
+            swap_or_add: u64_at(bytes, 12),
+            compare: u64_at(bytes, 20),
+        })
     }
 
     /// Writes the header to the start of `buffer`.

@@ -9,7 +9,7 @@
 //! reserved in the architecture; between Halite peers, they contain the packet's place in its train, see
 //! [`super::icrc`].
 
-use super::{Opcode, Psn, Qpn, WireError, checked, put_u24, u24};
+use super::{Opcode, Psn, Qpn, WireError, header, put_u24, u24};
 
 /// Length of the header in bytes.
 pub const BTH_BYTES: usize = 12;
@@ -22,9 +22,7 @@ pub(super) const VARIANT_BYTE: usize = 4;
 
 /// A view over the header's bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Bth<T: AsRef<[u8]>> {
-    buffer: T,
-}
+pub struct Bth<'a>(&'a [u8; BTH_BYTES]);
 
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,65 +46,61 @@ pub struct BthRepr {
     pub psn: Psn,
 }
 
-impl<T: AsRef<[u8]>> Bth<T> {
-    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
-    pub fn new_checked(buffer: T) -> Result<Bth<T>, WireError> {
-        Ok(Bth { buffer: checked::<BTH_BYTES, T>(buffer)? })
-    }
-
-    fn byte(&self, at: usize) -> u8 {
-        self.buffer.as_ref()[at]
+impl Bth<'_> {
+    /// Creates a view of the header at the start of `bytes`, or returns [`WireError::Truncated`] if `bytes` is shorter.
+    pub fn new_checked(bytes: &[u8]) -> Result<Bth<'_>, WireError> {
+        header(bytes).map(Bth)
     }
 
     /// Returns the byte that encodes the opcode.
     pub fn opcode(&self) -> u8 {
-        self.byte(0)
+        self.0[0]
     }
 
     /// Returns true if the packet rings the receiver's doorbell.
     pub fn solicited(&self) -> bool {
-        self.byte(1) & 0x80 != 0
+        self.0[1] & 0x80 != 0
     }
 
     /// Returns the number of padding bytes.
     pub fn pad(&self) -> u8 {
-        self.byte(1) >> 4 & 3
+        self.0[1] >> 4 & 3
     }
 
     /// Returns the version of the transport header; only 0 is valid.
     pub fn version(&self) -> u8 {
-        self.byte(1) & 15
+        self.0[1] & 15
     }
 
     /// Returns the partition key.
     pub fn pkey(&self) -> u16 {
-        u16::from_be_bytes([self.byte(2), self.byte(3)])
+        u16::from_be_bytes([self.0[2], self.0[3]])
     }
 
     /// Returns the number of the destination queue pair.
     pub fn dest_qp(&self) -> Qpn {
-        Qpn::new(u24(&self.buffer.as_ref()[5..]))
+        Qpn::new(u24(&self.0[5..]))
     }
 
     /// Returns true if the packet requests an acknowledgement.
     pub fn ack_request(&self) -> bool {
-        self.byte(8) & 0x80 != 0
+        self.0[8] & 0x80 != 0
     }
 
     /// Returns the seven reserved bits: the index of the packet in its train.
     pub fn place(&self) -> u8 {
-        self.byte(8) & 0x7f
+        self.0[8] & 0x7f
     }
 
     /// Returns the sequence number of the packet.
     pub fn psn(&self) -> Psn {
-        Psn::new(u24(&self.buffer.as_ref()[9..]))
+        Psn::new(u24(&self.0[9..]))
     }
 }
 
 impl BthRepr {
     /// Parses the header.
-    pub fn parse<T: AsRef<[u8]>>(bth: &Bth<T>) -> Result<BthRepr, WireError> {
+    pub fn parse(bth: &Bth<'_>) -> Result<BthRepr, WireError> {
         if bth.version() != 0 {
             return Err(WireError::Version(bth.version()));
         }

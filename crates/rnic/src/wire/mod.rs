@@ -4,16 +4,14 @@
 //!  | BTH 12 | RETH 16, AtomicETH 28 or AETH 4 | ImmDt 4 or AtomicAckETH 8 | payload | padding 0..3 | ICRC 4 |
 //! ```
 //!
-//! Each header has its own file with two types: a view over bytes, which checks the length once, and a `Repr` with the
-//! fields, which can only hold valid values. [`Packet`] combines the headers; [`Flow`] writes and verifies the ICRC of
-//! packets between two addresses. All numbers are big-endian, except the ICRC.
+//! Each header has a file with a `Repr` of its fields, which can only hold valid values; ImmDt and AtomicAckETH are plain
+//! integers. [`bth::Bth`] also reads single fields of a packet. [`Packet`] combines the headers; [`Flow`] writes and
+//! verifies the ICRC of packets between two addresses. All numbers are big-endian, except the ICRC.
 
 pub mod aeth;
-pub mod atomic_ack_eth;
 pub mod atomic_eth;
 pub mod bth;
 pub mod icrc;
-pub mod immdt;
 mod number;
 pub mod opcode;
 pub mod packet;
@@ -59,8 +57,8 @@ pub enum WireError {
 }
 
 /// Returns the first `LEN` bytes, or [`WireError::Truncated`].
-fn checked<const LEN: usize, T: AsRef<[u8]>>(buffer: T) -> Result<T, WireError> {
-    if buffer.as_ref().len() < LEN { Err(WireError::Truncated) } else { Ok(buffer) }
+fn header<const LEN: usize>(bytes: &[u8]) -> Result<&[u8; LEN], WireError> {
+    bytes.first_chunk().ok_or(WireError::Truncated)
 }
 
 fn u24(bytes: &[u8]) -> u32 {

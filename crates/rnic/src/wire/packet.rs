@@ -3,21 +3,24 @@
 //! Parsing checks that a packet is well-formed; the queue pair checks that a packet is valid in the state of its
 //! connection.
 
-use super::aeth::{AETH_BYTES, Aeth};
-use super::atomic_ack_eth::{ATOMIC_ACK_ETH_BYTES, AtomicAckEth, AtomicAckEthRepr};
-use super::atomic_eth::{ATOMIC_ETH_BYTES, AtomicEth};
+use super::aeth::AETH_BYTES;
+use super::atomic_eth::ATOMIC_ETH_BYTES;
 use super::bth::{BTH_BYTES, Bth, PKEY_DEFAULT};
 use super::icrc::ICRC_BYTES;
-use super::immdt::{IMMDT_BYTES, ImmDt, ImmDtRepr};
-use super::part_eth::{PART_ETH_BYTES, PartEth};
-use super::path_eth::{PATH_ETH_BYTES, PathEth};
-use super::reth::{RETH_BYTES, Reth};
+use super::part_eth::PART_ETH_BYTES;
+use super::path_eth::PATH_ETH_BYTES;
+use super::reth::RETH_BYTES;
 use super::{
-    AethRepr, AtomicEthRepr, BthRepr, Opcode, PartEthRepr, PathEthRepr, Psn, Qpn, RethRepr, WireError,
+    AethRepr, AtomicEthRepr, BthRepr, Opcode, PartEthRepr, PathEthRepr, Psn, Qpn, RethRepr, WireError, header,
 };
 
 /// Maximum length of all headers of a packet, in bytes. Atomic requests have the longest headers.
 pub const HEADER_BYTES_MAX: usize = BTH_BYTES + ATOMIC_ETH_BYTES;
+
+/// Length in bytes of the immediate data header (ImmDt), which consists of the immediate data.
+const IMMDT_BYTES: usize = 4;
+/// Length in bytes of the atomic acknowledge extended transport header (AtomicAckETH): the previous value of the word.
+const ATOMIC_ACK_ETH_BYTES: usize = 8;
 
 /// The kind of a packet, with its headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -188,7 +191,7 @@ impl Headers {
     fn emit(&self, buffer: &mut [u8]) {
         let emit_imm = |imm: &Option<u32>, buffer: &mut [u8]| {
             if let Some(imm) = *imm {
-                ImmDtRepr { imm }.emit(buffer);
+                buffer[..IMMDT_BYTES].copy_from_slice(&imm.to_be_bytes());
             }
         };
         match self {
@@ -207,7 +210,7 @@ impl Headers {
             | Headers::Missing(aeth) => aeth.emit(buffer),
             Headers::AtomicAcknowledge { aeth, old } => {
                 aeth.emit(buffer);
-                AtomicAckEthRepr { old: *old }.emit(&mut buffer[AETH_BYTES..]);
+                buffer[AETH_BYTES..][..ATOMIC_ACK_ETH_BYTES].copy_from_slice(&old.to_be_bytes());
             }
             Headers::CompareSwap(eth) | Headers::FetchAdd(eth) => eth.emit(buffer),
             Headers::Probe(path) | Headers::ProbeAnswer(path) => path.emit(buffer),
@@ -221,11 +224,11 @@ impl Headers {
     fn parse(opcode: Opcode, bytes: &[u8]) -> Result<Headers, WireError> {
         let imm = |at: usize| {
             let bytes = bytes.get(at..).ok_or(WireError::Truncated)?;
-            Ok::<_, WireError>(Some(ImmDtRepr::parse(&ImmDt::new_checked(bytes)?).imm))
+            header(bytes).map(|imm| Some(u32::from_be_bytes(*imm)))
         };
-        let reth = || Ok::<_, WireError>(RethRepr::parse(&Reth::new_checked(bytes)?));
-        let aeth = || AethRepr::parse(&Aeth::new_checked(bytes)?);
-        let atomic = || Ok::<_, WireError>(AtomicEthRepr::parse(&AtomicEth::new_checked(bytes)?));
+        let reth = || RethRepr::parse(bytes);
+        let aeth = || AethRepr::parse(bytes);
+        let atomic = || AtomicEthRepr::parse(bytes);
         Ok(match opcode {
             Opcode::SendFirst => Headers::SendFirst,
             Opcode::SendMiddle => Headers::SendMiddle,
@@ -247,15 +250,15 @@ impl Headers {
             Opcode::Acknowledge => Headers::Acknowledge(aeth()?),
             Opcode::AtomicAcknowledge => {
                 let old = bytes.get(AETH_BYTES..).ok_or(WireError::Truncated)?;
-                let old = AtomicAckEthRepr::parse(&AtomicAckEth::new_checked(old)?).old;
+                let old = u64::from_be_bytes(*header(old)?);
                 Headers::AtomicAcknowledge { aeth: aeth()?, old }
             }
             Opcode::CompareSwap => Headers::CompareSwap(atomic()?),
             Opcode::FetchAdd => Headers::FetchAdd(atomic()?),
             Opcode::Missing => Headers::Missing(aeth()?),
-            Opcode::Probe => Headers::Probe(PathEthRepr::parse(&PathEth::new_checked(bytes)?)?),
-            Opcode::ProbeAnswer => Headers::ProbeAnswer(PathEthRepr::parse(&PathEth::new_checked(bytes)?)?),
-            Opcode::Part => Headers::Part(PartEthRepr::parse(&PartEth::new_checked(bytes)?)),
+            Opcode::Probe => Headers::Probe(PathEthRepr::parse(bytes)?),
+            Opcode::ProbeAnswer => Headers::ProbeAnswer(PathEthRepr::parse(bytes)?),
+            Opcode::Part => Headers::Part(PartEthRepr::parse(bytes)?),
         })
     }
 }

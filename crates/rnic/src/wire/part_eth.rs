@@ -4,16 +4,10 @@
 //!   0 number u32 | 4 offset u16 | 6 whole u16
 //! ```
 
-use super::{WireError, checked, u32_at};
+use super::{WireError, header, u32_at};
 
 /// Length of the header in bytes.
 pub const PART_ETH_BYTES: usize = 8;
-
-/// A view over the header's bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct PartEth<T: AsRef<[u8]>> {
-    buffer: T,
-}
 
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,23 +20,12 @@ pub struct PartEthRepr {
     pub whole: u16,
 }
 
-impl<T: AsRef<[u8]>> PartEth<T> {
-    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
-    pub fn new_checked(buffer: T) -> Result<PartEth<T>, WireError> {
-        Ok(PartEth { buffer: checked::<PART_ETH_BYTES, T>(buffer)? })
-    }
-
-    fn u16_at(&self, at: usize) -> u16 {
-        let bytes = self.buffer.as_ref();
-        u16::from_be_bytes([bytes[at], bytes[at + 1]])
-    }
-}
-
 impl PartEthRepr {
-    /// Parses the header.
-    pub fn parse<T: AsRef<[u8]>>(eth: &PartEth<T>) -> PartEthRepr {
-        let number = u32_at(eth.buffer.as_ref(), 0);
-        PartEthRepr { number, offset: eth.u16_at(4), whole: eth.u16_at(6) }
+    /// Parses the header at the start of `bytes`. Returns [`WireError::Truncated`] if `bytes` is shorter than the header.
+    pub fn parse(bytes: &[u8]) -> Result<PartEthRepr, WireError> {
+        let bytes = header::<PART_ETH_BYTES>(bytes)?;
+        let u16_at = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        Ok(PartEthRepr { number: u32_at(bytes, 0), offset: u16_at(4), whole: u16_at(6) })
     }
 
     /// Writes the header to the start of `buffer`.

@@ -4,19 +4,13 @@
 //!   0 size u8 | 1 found u8 | 2 grant u8 | 3 zero u8          sizes: positions in `Mtu::ALL`
 //! ```
 
-use super::{ICRC_BYTES, WireError, checked};
+use super::{ICRC_BYTES, WireError, header};
 use crate::config::Mtu;
 use crate::wire::HEADER_BYTES_MAX;
 use crate::wire::bth::BTH_BYTES;
 
 /// Length of the header in bytes.
 pub const PATH_ETH_BYTES: usize = 4;
-
-/// A view over the header's bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct PathEth<T: AsRef<[u8]>> {
-    buffer: T,
-}
 
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,22 +23,12 @@ pub struct PathEthRepr {
     pub grant: u8,
 }
 
-impl<T: AsRef<[u8]>> PathEth<T> {
-    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
-    pub fn new_checked(buffer: T) -> Result<PathEth<T>, WireError> {
-        Ok(PathEth { buffer: checked::<PATH_ETH_BYTES, T>(buffer)? })
-    }
-
-    fn mtu(&self, at: usize) -> Result<Mtu, WireError> {
-        let code = self.buffer.as_ref()[at];
-        Mtu::ALL.get(usize::from(code)).copied().ok_or(WireError::Size(code))
-    }
-}
-
 impl PathEthRepr {
-    /// Parses the header.
-    pub fn parse<T: AsRef<[u8]>>(eth: &PathEth<T>) -> Result<PathEthRepr, WireError> {
-        Ok(PathEthRepr { size: eth.mtu(0)?, found: eth.mtu(1)?, grant: eth.buffer.as_ref()[2] })
+    /// Parses the header at the start of `bytes`. Fails if `bytes` is shorter than the header, or if a size is unknown.
+    pub fn parse(bytes: &[u8]) -> Result<PathEthRepr, WireError> {
+        let [size, found, grant, _] = *header::<PATH_ETH_BYTES>(bytes)?;
+        let mtu = |code| Mtu::ALL.get(usize::from(code)).copied().ok_or(WireError::Size(code));
+        Ok(PathEthRepr { size: mtu(size)?, found: mtu(found)?, grant })
     }
 
     /// Writes the header to the start of `buffer`.

@@ -5,16 +5,10 @@
 //!  | address u64  | rkey u32  | length u32 |
 //! ```
 
-use super::{WireError, checked, u32_at, u64_at};
+use super::{WireError, header, u32_at, u64_at};
 
 /// Length of the header in bytes.
 pub const RETH_BYTES: usize = 16;
-
-/// A view over the header's bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Reth<T: AsRef<[u8]>> {
-    buffer: T,
-}
 
 /// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,32 +21,11 @@ pub struct RethRepr {
     pub len: u32,
 }
 
-impl<T: AsRef<[u8]>> Reth<T> {
-    /// Creates a view, or returns [`WireError::Truncated`] if the buffer is shorter than the header.
-    pub fn new_checked(buffer: T) -> Result<Reth<T>, WireError> {
-        Ok(Reth { buffer: checked::<RETH_BYTES, T>(buffer)? })
-    }
-
-    /// Returns the address of the first byte.
-    pub fn address(&self) -> u64 {
-        u64_at(self.buffer.as_ref(), 0)
-    }
-
-    /// Returns the remote key of the memory.
-    pub fn rkey(&self) -> u32 {
-        u32_at(self.buffer.as_ref(), 8)
-    }
-
-    /// Returns the length of the whole message in bytes.
-    pub fn length(&self) -> u32 {
-        u32_at(self.buffer.as_ref(), 12)
-    }
-}
-
 impl RethRepr {
-    /// Parses the header.
-    pub fn parse<T: AsRef<[u8]>>(reth: &Reth<T>) -> RethRepr {
-        RethRepr { address: reth.address(), rkey: reth.rkey(), len: reth.length() }
+    /// Parses the header at the start of `bytes`. Returns [`WireError::Truncated`] if `bytes` is shorter than the header.
+    pub fn parse(bytes: &[u8]) -> Result<RethRepr, WireError> {
+        let bytes = header::<RETH_BYTES>(bytes)?;
+        Ok(RethRepr { address: u64_at(bytes, 0), rkey: u32_at(bytes, 8), len: u32_at(bytes, 12) })
     }
 
     /// Writes the header to the start of `buffer`.
