@@ -131,6 +131,7 @@ fn many_clients_share_one_server() {
         "--verb read",
         "--verb write",
         "--verb call",
+        "--verb call --reply-size 1024",
         "--verb call --reply-size 5000",
         "--initiator server",
         "--initiator server --verb write",

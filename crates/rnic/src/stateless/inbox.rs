@@ -12,14 +12,15 @@
 //! ```
 //!
 //! All requesters share the pool. The responder repeats no answer by itself: the requester fetches a lost one by
-//! repeating the call.
+//! repeating the call. Of an answer longer than a packet, the CALLA has the first bytes; the requester reads the others
+//! from the record by GDCs, each of which keeps the answer in the record for another twice T.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use super::record::RequestId;
 use super::tag::Rights;
-use super::wire::PAYLOAD_BYTES_FIRST;
+use super::wire::{CALL_BYTES_MAX, PAYLOAD_BYTES_FIRST};
 use crate::wire::Qpn;
 
 /// Maximum number of messages that the responder's process has not polled, and of calls that it has not answered.
@@ -56,9 +57,14 @@ pub enum AnswerError {
     /// No requester waits for this answer.
     #[error("no requester waits for this answer: the call was answered already, or more than 10 s ago")]
     Unknown,
-    /// The answer does not fit in one packet.
-    #[error("the answer is too long: it may have at most {PAYLOAD_BYTES_FIRST} bytes")]
+    /// The answer exceeds its maximum length.
+    #[error("the answer is too long: it may have at most {CALL_BYTES_MAX} bytes")]
     TooLong,
+    /// The responder has no room for another answer of more than one packet. The call can be answered later.
+    #[error(
+        "the record of effects is full: answer again when a few tens of ms have passed, or with {PAYLOAD_BYTES_FIRST} bytes"
+    )]
+    Busy,
 }
 
 /// The requester that waits for an answer, with the values of its [`Grant`](super::Grant).
@@ -114,6 +120,10 @@ impl Inbox {
 
     pub(super) fn poll(&mut self) -> Option<Message> {
         self.arrived.pop_front()
+    }
+
+    pub(super) fn has_call(&self, id: u64) -> bool {
+        self.calls.contains_key(&id)
     }
 
     /// Removes a call that now has an answer.

@@ -50,7 +50,7 @@ pub use responder::{Answer, Counters, EFFECT_LIFE_NS, Responder};
 pub use tag::{Grant, Rights};
 pub use window::WINDOW_PACKETS;
 pub use wire::{
-    Ack, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Receiver,
-    SEND_BYTES_MAX, receiver_of,
+    Ack, CALL_BYTES_MAX, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX,
+    Receiver, SEND_BYTES_MAX, receiver_of,
 };
 pub use work::{Done, Outcome, PostError, Work};

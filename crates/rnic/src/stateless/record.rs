@@ -79,6 +79,15 @@ impl Record {
         self.intervals[..intervals].iter().find_map(|effects| effects.get(request_id))
     }
 
+    /// Returns the effect of the request, and keeps it for as long as a new one.
+    pub(super) fn renew(&mut self, request_id: &RequestId) -> Option<&Effect> {
+        let renewed = self.intervals[1..].iter_mut().find_map(|effects| effects.remove(request_id));
+        if let Some(effect) = renewed {
+            self.insert(*request_id, effect);
+        }
+        self.intervals[0].get(request_id)
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.intervals[0].len() >= EFFECTS_MAX || self.answer_bytes >= ANSWER_BYTES_MAX
     }

@@ -1,16 +1,23 @@
 //! The requester of a stateless pair: keeps the state of both ends.
 
+mod received;
+
+use core::ops::Range;
 use std::collections::VecDeque;
-use std::mem;
+
+use received::{OrderEnd, ReceivedOrder, ReceivedOrders};
 
 use super::clock::ServerClock;
-use super::orders::{END_PATIENCE_NS, EndedOrders, LEASE_NS, Order, OrderKind};
-use super::responder::{add_tag, seal};
+use super::orders::{Order, OrderKind};
+use super::responder::add_tag;
 use super::tag::{self, Grant};
 use super::window::Window;
-use super::wire::{ACK_BYTES, Ack, Kind, PAYLOAD_AT, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status};
+use super::wire::{
+    ACK_BYTES, Ack, CALL_BYTES_MAX, CALL_NUMBER_BYTES, Kind, PAYLOAD_AT, PAYLOAD_BYTES_FIRST,
+    PAYLOAD_BYTES_MAX, Packet, Status,
+};
 use super::work::{Done, Outcome, POSTED_MAX, PostError, Work};
-use crate::memory::{Access, Memory, Refused};
+use crate::memory::Memory;
 
 /// Maximum number of the responder's orders in progress at this requester.
 const ORDERS_MAX: usize = 64;
@@ -66,50 +73,14 @@ enum Origin {
     Order { id: u64, order: Order },
 }
 
-/// Orders that this requester has received from the responder.
-#[derive(Debug, Default)]
-struct ReceivedOrders {
-    /// Orders whose age is unknown until the responder's clock is known.
-    undated: Vec<ReceivedOrder>,
-    /// Time at which the requester last asked for the responder's clock.
-    asked_ns: Option<u64>,
-    /// Orders that are posted or in progress, each with the time of the responder's clock in ns until which the responder
-    /// keeps it.
-    running: Vec<(u64, u64)>,
-    /// Answers to WQEPs that are still to be sent.
-    answers: VecDeque<(u64, Status)>,
-    /// Ended orders whose CQEPs the responder has not acknowledged.
-    ends: Vec<OrderEnd>,
-    ended: EndedOrders,
-}
-
-/// A WQEP.
-#[derive(Debug)]
-struct ReceivedOrder {
-    id: u64,
-    stamp_ns: u64,
-    order: Order,
-    /// The bytes of a short write.
-    bytes: Vec<u8>,
-}
-
-#[derive(Debug)]
-struct OrderEnd {
-    id: u64,
-    status: Status,
-    /// The bytes of a short read, which the CQEP carries.
-    bytes: Vec<u8>,
-    began_ns: u64,
-    due_ns: u64,
-    attempts: u32,
-}
-
 /// A request in progress.
 #[derive(Debug)]
 struct Running {
     origin: Origin,
     rkey: u32,
     work: Work,
+    /// The number of the call whose answer the request, a read, fetches; `None` for other requests.
+    answer_of: Option<u64>,
     /// Bytes of the answers, as far as they have arrived.
     bytes: Vec<u8>,
     /// Packets of the request.
@@ -382,6 +353,10 @@ impl Requester {
         let (kind, address, len, carried) = match asks_clock {
             // A read of no bytes has no effect; its answer contains the clock.
             true => (Kind::Gd, 0, 0, 0),
+            false if let Some(call) = current.answer_of => {
+                buffer[PAYLOAD_AT..][..CALL_NUMBER_BYTES].copy_from_slice(&call.to_be_bytes());
+                (Kind::Gdc, offset as u64, len, CALL_NUMBER_BYTES)
+            }
             false => {
                 let (address, placed) = current.work.place(offset, len);
                 let carried = current.work.write_payload(offset..offset + len, &mut buffer[PAYLOAD_AT..]);
@@ -410,47 +385,6 @@ impl Requester {
             ack: if has_room { ack.take() } else { None },
         };
         Some(add_tag(packet.emit_around(carried, buffer), &self.grant.key, buffer))
-    }
-
-    /// Writes the next packet about orders: an answer to a WQEP, a CQEP, or a request for the clock.
-    fn transmit_for_orders(&mut self, now_ns: u64, clock: &ServerClock, buffer: &mut [u8]) -> Option<usize> {
-        let clock_life_ns = self.clock_life_ns();
-        let is_over = |end: &OrderEnd| end.due_ns <= now_ns && now_ns >= end.began_ns + END_PATIENCE_NS;
-        self.orders.forget_ends(now_ns, self.grant.effect_life_ns, is_over);
-        let orders = &mut self.orders;
-        let asks_clock = |asked_ns: Option<u64>| asked_ns.is_none_or(|asked| now_ns >= asked + clock_life_ns);
-        let (kind, number, status, payload) = if let Some((id, status)) = orders.answers.pop_front() {
-            (Kind::Ea, id, status, &[][..])
-        } else if let Some(end) = orders.ends.iter_mut().find(|end| end.due_ns <= now_ns) {
-            if end.attempts == 0 {
-                end.began_ns = now_ns;
-            }
-            end.due_ns = now_ns + clock.timeout_ns(end.attempts);
-            end.attempts += 1;
-            (Kind::Cqep, end.id, end.status, &end.bytes[..])
-        } else if !orders.undated.is_empty() && asks_clock(orders.asked_ns) {
-            orders.asked_ns = Some(now_ns);
-            self.clock_questions += 1;
-            (Kind::Gd, CLOCK_REQUEST, Status::Done, &[][..])
-        } else {
-            return None;
-        };
-        let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
-        let packet = Packet {
-            kind,
-            qpn,
-            number,
-            stamp_ns: clock.now_ns(now_ns, u64::MAX).unwrap_or(0),
-            address: 0,
-            rkey,
-            len: payload.len() as u32,
-            epoch,
-            rights,
-            status,
-            payload,
-            ack: None,
-        };
-        Some(seal(&packet, &self.grant.key, buffer))
     }
 
     /// Handles a packet without its ICRC: an answer, or an order, which accesses `memory`. Ignores all other packets.
@@ -490,66 +424,6 @@ impl Requester {
         }
         self.process_orders(now_ns, clock, memory);
         true
-    }
-
-    /// Accepts, answers or ignores received orders, once the clock is known and gives their age.
-    // [ROCE-STATELESS-7]
-    fn process_orders(&mut self, now_ns: u64, clock: &ServerClock, memory: &impl Memory) {
-        let (effect_life_ns, clock_life_ns) = (self.grant.effect_life_ns, self.clock_life_ns());
-        for received in mem::take(&mut self.orders.undated) {
-            let ReceivedOrder { id, stamp_ns, order, .. } = received;
-            let orders = &mut self.orders;
-            if let Some((_, until_ns)) = orders.running.iter_mut().find(|(running, _)| *running == id) {
-                *until_ns = (*until_ns).max(stamp_ns.saturating_add(LEASE_NS));
-                orders.answers.push_back((id, Status::Done));
-                continue;
-            }
-            if let Some(end) = orders.ends.iter_mut().find(|end| end.id == id) {
-                end.due_ns = now_ns;
-                continue;
-            }
-            if let Some(status) = orders.ended.get(id) {
-                orders.ends.push(OrderEnd::new(now_ns, id, status, Vec::new()));
-                continue;
-            }
-            let busy = orders.running.len() + orders.ends.len() + orders.undated.len() >= ORDERS_MAX;
-            let Some(server_ns) = clock.now_ns(now_ns, clock_life_ns) else {
-                // Repeated orders replace earlier copies, whose age is higher.
-                orders.undated.retain(|other| other.id != id);
-                if !busy {
-                    orders.undated.push(received);
-                }
-                continue;
-            };
-            if stamp_ns.saturating_add(effect_life_ns) < server_ns {
-                continue;
-            }
-            if busy {
-                orders.answers.push_back((id, Status::Busy));
-                continue;
-            }
-            let executed = work_of(&order, memory).and_then(|work| match (order.is_short(), work) {
-                (false, work) => {
-                    orders.running.push((id, stamp_ns.saturating_add(LEASE_NS)));
-                    let (origin, rkey) = (Origin::Order { id, order }, self.grant.rkey);
-                    self.posted.push_back(Posted { origin, rkey, work, overlaps: false });
-                    Ok(())
-                }
-                // [ROCE-STATELESS-13]
-                (true, Work::Write { bytes, .. }) => {
-                    orders.ends.push(OrderEnd::new(now_ns, id, Status::Done, bytes));
-                    Ok(())
-                }
-                (true, _) => {
-                    memory.write(order.remote_key, order.remote, &received.bytes)?;
-                    orders.ends.push(OrderEnd::new(now_ns, id, Status::Done, Vec::new()));
-                    Ok(())
-                }
-            });
-            if executed.is_err() {
-                orders.answers.push_back((id, Status::Refused));
-            }
-        }
     }
 
     /// Handles an answer that a request of the peer has carried.
@@ -621,8 +495,16 @@ impl Requester {
         }
         match packet.status {
             Status::Done if packet.kind == Kind::Calla => {
+                let len = usize::try_from(packet.address).unwrap_or(usize::MAX);
+                if !(packet.payload.len()..=CALL_BYTES_MAX).contains(&len) {
+                    return;
+                }
                 current.bytes = packet.payload.to_vec();
-                self.mark_answered(now_ns, packet.stamp_ns, (index, place), memory);
+                if len == packet.payload.len() {
+                    self.mark_answered(now_ns, packet.stamp_ns, (index, place), memory);
+                } else {
+                    self.fetch_answer(index, len);
+                }
             }
             Status::Done => {
                 let (offset, len) = current.work.answer_range(piece.offset, piece.len);
@@ -637,6 +519,9 @@ impl Requester {
             }
             // The stamp is ahead of the responder's clock: a later copy will be valid.
             Status::Expired if piece.stamp_ns.is_some_and(|stamp_ns| stamp_ns > packet.stamp_ns) => {}
+            Status::Expired if current.answer_of.is_some() => {
+                self.fail(now_ns, index, place, Outcome::MaybeDone);
+            }
             // If a copy had been executed, the record would still have it.
             Status::Expired if now_ns.saturating_sub(piece.first_sent_ns) < 2 * self.grant.effect_life_ns => {
                 let patience_ns = self.patience_ns.unwrap_or(0);
@@ -658,6 +543,20 @@ impl Requester {
                 piece.is_known = true;
             }
         }
+    }
+
+    /// Replaces a call by the read of its answer, of which the first bytes have arrived.
+    // [ROCE-STATELESS-15]
+    fn fetch_answer(&mut self, index: usize, len: usize) {
+        let running = &mut self.running[index];
+        let Piece { number, first_sent_ns, attempts, .. } = running.pieces[0];
+        self.window.on_answer(first_sent_ns, attempts, running.pieces[0].weight());
+        let arrived = running.bytes.len();
+        running.answer_of = Some(number);
+        running.work = Work::Read { address: 0, len };
+        running.bytes.resize(len, 0);
+        running.pieces = pieces(arrived..len, self.payload_bytes, &mut self.next_number);
+        (running.first_open, running.sent, running.answered, running.in_flight) = (0, 0, 0, 0);
     }
 
     /// Returns the sent packet with this number, by the index of its request and by its own.
@@ -735,28 +634,6 @@ impl Requester {
     }
 }
 
-impl ReceivedOrders {
-    /// Returns the time of the responder's clock in ns until which the responder keeps the order with this origin;
-    /// `u64::MAX` for a request of the process.
-    fn kept_until_ns(&self, origin: Origin) -> u64 {
-        let Origin::Order { id, .. } = origin else { return u64::MAX };
-        self.running.iter().find(|(running, _)| *running == id).map_or(0, |(_, until_ns)| *until_ns)
-    }
-
-    /// Stops repeating the CQEPs of some ended orders. Remembers the orders, because late WQEPs may still arrive.
-    fn forget_ends(&mut self, now_ns: u64, effect_life_ns: u64, is_over: impl Fn(&OrderEnd) -> bool) {
-        for OrderEnd { id, status, .. } in self.ends.extract_if(.., |end| is_over(end)) {
-            self.ended.insert(now_ns, effect_life_ns, id, status);
-        }
-    }
-}
-
-impl OrderEnd {
-    fn new(now_ns: u64, id: u64, status: Status, bytes: Vec<u8>) -> OrderEnd {
-        OrderEnd { id, status, bytes, began_ns: now_ns, due_ns: now_ns, attempts: 0 }
-    }
-}
-
 impl Piece {
     /// Returns the number of packets as which this one counts in the window.
     fn weight(&self) -> usize {
@@ -769,20 +646,27 @@ impl Piece {
     }
 }
 
-/// Returns the request that executes an order. Fails if the memory does not permit it.
-fn work_of(order: &Order, memory: &impl Memory) -> Result<Work, Refused> {
-    let Order { kind, local: address, remote, remote_key, len } = *order;
-    let access = if kind == OrderKind::Read { Access::Read } else { Access::Write };
-    memory.check(remote_key, access, remote, u64::from(len))?;
-    let len = len as usize;
-    match kind {
-        OrderKind::Write => Ok(Work::Read { address, len }),
-        OrderKind::Read => {
-            let mut bytes = vec![0; len];
-            memory.read(remote_key, remote, &mut bytes)?;
-            Ok(Work::Write { address, bytes })
+/// Divides the bytes of a request among packets with up to `packet_bytes` each, but at least one packet.
+fn pieces(bytes: Range<usize>, packet_bytes: usize, next_number: &mut u64) -> Vec<Piece> {
+    let piece = |index: usize| {
+        let offset = bytes.start + index * packet_bytes;
+        Piece {
+            offset,
+            len: (bytes.end - offset).min(packet_bytes),
+            number: *next_number + index as u64,
+            stamp_ns: None,
+            first_sent_ns: 0,
+            began_ns: None,
+            due_ns: 0,
+            attempts: 0,
+            is_known: false,
+            is_busy: false,
+            is_answered: false,
         }
-    }
+    };
+    let pieces: Vec<Piece> = (0..bytes.len().div_ceil(packet_bytes).max(1)).map(piece).collect();
+    *next_number += pieces.len() as u64;
+    pieces
 }
 
 impl Running {
@@ -791,30 +675,22 @@ impl Running {
         next_number: &mut u64,
         payload_bytes: usize,
     ) -> Running {
-        let (len, answer_len) = (work.len(), work.answer_len());
-        let packet_bytes = work.packet_bytes(payload_bytes);
-        let count = len.div_ceil(packet_bytes).max(1);
-        let piece = |index: usize| {
-            let offset = index * packet_bytes;
-            Piece {
-                offset,
-                len: (len - offset).min(packet_bytes),
-                number: *next_number + index as u64,
-                stamp_ns: None,
-                first_sent_ns: 0,
-                began_ns: None,
-                due_ns: 0,
-                attempts: 0,
-                is_known: false,
-                is_busy: false,
-                is_answered: false,
-            }
-        };
-        let pieces = (0..count).map(piece).collect();
-        *next_number += count as u64;
-        let bytes = vec![0; answer_len];
+        let pieces = pieces(0..work.len(), work.packet_bytes(payload_bytes), next_number);
+        let bytes = vec![0; work.answer_len()];
         let (first_open, sent, answered, in_flight) = (0, 0, 0, 0);
-        Running { origin, rkey, work, bytes, pieces, first_open, sent, answered, in_flight, failed: None }
+        Running {
+            origin,
+            rkey,
+            work,
+            answer_of: None,
+            bytes,
+            pieces,
+            first_open,
+            sent,
+            answered,
+            in_flight,
+            failed: None,
+        }
     }
 
     /// Returns the sent packets from the first unanswered one on, with their indices.

@@ -8,7 +8,7 @@ use super::orders::{Order, OrderDone, Orders, OrdersFull, Target};
 use super::record::{AHEAD_NS_MAX, Effect, Record, request_id};
 use super::tag::{self, Grant, Rights, TAG_BYTES};
 use super::wire::{
-    Ack, Kind, NOTE_BYTES, PAYLOAD_AT, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status,
+    Ack, CALL_BYTES_MAX, Kind, NOTE_BYTES, PAYLOAD_AT, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Packet, Status,
 };
 use crate::memory::{Access, Memory, Refused};
 use crate::wire::{ICRC_BYTES, Qpn};
@@ -137,7 +137,9 @@ impl Responder {
 
     /// Writes the packet with the answer to the call `id` to `buffer`. Returns the packet's destination, and its length
     /// in bytes, which includes the ICRC that the caller adds. If the packet is lost, the requester repeats the call,
-    /// and [`Responder::handle_packet`] sends the answer again.
+    /// and [`Responder::handle_packet`] sends the answer again. Of an answer of more than [`PAYLOAD_BYTES_FIRST`], the
+    /// packet has the first bytes; the requester fetches the others from the record. The record keeps an answer for at
+    /// least twice T after the last request for it.
     ///
     /// # Panics
     /// Panics if `buffer` is shorter than [`super::OVERHEAD_BYTES`] plus [`super::PAYLOAD_BYTES_MAX`].
@@ -149,11 +151,14 @@ impl Responder {
         bytes: &[u8],
         buffer: &mut [u8],
     ) -> Result<(SocketAddr, usize), AnswerError> {
-        // The responder does not know the requester's path.
-        if bytes.len() > PAYLOAD_BYTES_FIRST {
+        if bytes.len() > CALL_BYTES_MAX {
             return Err(AnswerError::TooLong);
         }
         self.sweep(now_ns);
+        let first = first_of(bytes);
+        if first.len() < bytes.len() && self.inbox.has_call(id) && self.record.is_full() {
+            return Err(AnswerError::Busy);
+        }
         let Caller { request_id, from: to, qpn, number, rkey, rights, .. } =
             self.inbox.close(id).ok_or(AnswerError::Unknown)?;
         self.record.insert(request_id, Effect { status: Status::Done, answer: bytes.into() });
@@ -162,13 +167,13 @@ impl Responder {
             qpn,
             number,
             stamp_ns: now_ns,
-            address: 0,
+            address: bytes.len() as u64,
             rkey,
-            len: bytes.len() as u32,
+            len: first.len() as u32,
             epoch: self.epoch,
             rights,
             status: Status::Done,
-            payload: bytes,
+            payload: first,
             ack: None,
         };
         let key = tag::derive(&self.secret, to, packet.qpn, rkey, rights, self.epoch);
@@ -288,6 +293,7 @@ impl Responder {
         let payload = &mut buffer[PAYLOAD_AT..][..PAYLOAD_BYTES_MAX];
         let (status, len) = match packet.kind {
             Kind::Gd => self.read(&packet, memory, payload),
+            Kind::Gdc => self.read_answer(from, &packet, payload),
             Kind::Ea | Kind::Cqep => {
                 self.orders.handle_answer(now_ns, from, &packet, memory);
                 (Status::Done, 0)
@@ -296,8 +302,16 @@ impl Responder {
         };
         let kind = packet.kind.answer()?;
         let acknowledged = packet.ack.filter(|_| status != Status::Expired);
-        let Packet { qpn, number, address, rkey, epoch, rights, .. } = packet;
+        let Packet { qpn, number, rkey, epoch, rights, .. } = packet;
         let (stamp_ns, len) = (now_ns, len as u32);
+        let address = match kind {
+            // The length of the whole answer.
+            Kind::Calla => {
+                let effect = self.record.find(&request_id(from, &packet), packet.stamp_ns);
+                effect.map_or(0, |effect| effect.answer.len() as u64)
+            }
+            _ => packet.address,
+        };
         Some(Answer {
             kind,
             qpn,
@@ -346,6 +360,25 @@ impl Responder {
         }
     }
 
+    /// Reads a part of the recorded answer to a call into `payload`. Returns the status and the number of bytes.
+    // [ROCE-STATELESS-15]
+    fn read_answer(&mut self, from: SocketAddr, packet: &Packet<'_>, payload: &mut [u8]) -> (Status, usize) {
+        let number = packet.payload.first_chunk().map_or(0, |number| u64::from_be_bytes(*number));
+        let Some(effect) = self.record.renew(&request_id(from, &Packet { number, ..*packet })) else {
+            self.counters.expired += 1;
+            return (Status::Expired, 0);
+        };
+        let (begin, len) = (packet.address as usize, packet.len as usize);
+        let bytes = begin.checked_add(len).and_then(|end| effect.answer.get(begin..end));
+        let Some(bytes) = bytes.filter(|_| len <= PAYLOAD_BYTES_MAX) else {
+            self.counters.refused += 1;
+            return (Status::Refused, 0);
+        };
+        self.counters.done += 1;
+        payload[..len].copy_from_slice(bytes);
+        (Status::Done, len)
+    }
+
     /// Executes a request, unless it is recorded, in progress or expired, or the record or the pool is full. Copies the
     /// payload of the answer to `payload`, and returns its length; `None` if the responder's process will answer.
     fn execute_once(
@@ -359,8 +392,9 @@ impl Responder {
         let request_id = request_id(from, packet);
         if let Some(Effect { status, answer }) = self.record.find(&request_id, packet.stamp_ns) {
             self.counters.repeated += 1;
-            payload[..answer.len()].copy_from_slice(answer);
-            return Some((*status, answer.len()));
+            let first = first_of(answer);
+            payload[..first.len()].copy_from_slice(first);
+            return Some((*status, first.len()));
         }
         let is_message = matches!(packet.kind, Kind::Send | Kind::Call | Kind::Rdm);
         if packet.kind == Kind::Call && self.inbox.is_open(&request_id) {
@@ -409,6 +443,11 @@ impl Responder {
         self.record.insert(request_id, Effect { status, answer: payload[..len].into() });
         Some((status, len))
     }
+}
+
+/// Returns the bytes of an answer that one packet carries. The responder does not know the requester's path.
+fn first_of(answer: &[u8]) -> &[u8] {
+    &answer[..answer.len().min(PAYLOAD_BYTES_FIRST)]
 }
 
 /// Writes `bytes`, the payload of a packet without its note, if the grant permits the rest of the request. Also a write of

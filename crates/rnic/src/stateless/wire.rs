@@ -1,7 +1,7 @@
 //! The packet format of stateless pairs: a transport header, one header for all kinds, a payload, and a tag.
 //!
 //! ```text
-//!   BTH, 12 bytes: opcode 0xe0 to 0xee, queue pair of the requester, packet number = lower bits of `number`
+//!   BTH, 12 bytes: opcode 0xe0 to 0xef, queue pair of the requester, packet number = lower bits of `number`
 //!   0        8        16       24     28     32      36       37        38
 //!  | number | stamp  | address| rkey | len  | epoch | rights | status  | payload len |     40 bytes, big-endian
 //!   payload, padded to 4 ─ acknowledgement, 16 bytes, if bit 0x10 of the opcode is set ─ tag, 16 bytes ─ ICRC, 4 bytes
@@ -32,6 +32,11 @@ pub const OVERHEAD_BYTES: usize = BTH_BYTES + HEADER_BYTES + TAG_BYTES + ICRC_BY
 pub const NOTE_BYTES: usize = 8;
 /// Maximum length in bytes of a message that a [`Work::Send`](super::Work::Send) carries in several packets.
 pub const SEND_BYTES_MAX: usize = 1 << 17;
+
+/// Maximum length in bytes of the answer to a [`Work::Call`](super::Work::Call).
+pub const CALL_BYTES_MAX: usize = 1 << 17;
+/// Length in bytes of the number of a call, the payload of a [`Kind::Gdc`].
+pub(super) const CALL_NUMBER_BYTES: usize = 8;
 
 /// Maximum length in bytes of what a [`Work::WriteNote`](super::Work::WriteNote) writes.
 pub const NOTED_BYTES_MAX: usize = 1 << 18;
@@ -70,6 +75,8 @@ pub(super) enum Kind {
     /// Receive data with a message: a write of the payload to the responder's memory, and, after it, a message for the
     /// responder's process, which precedes the payload. Several packets may carry a long write, each with the message.
     Rdm,
+    /// Give data of an answer: a read of the recorded answer to a call, whose number is the payload.
+    Gdc,
 }
 
 /// The end that handles a packet; see [`receiver_of`].
@@ -94,7 +101,7 @@ pub fn receiver_of(packet: &[u8]) -> Option<Receiver> {
 
 impl Kind {
     /// All kinds, in the order of their opcodes.
-    const ALL: [Kind; 15] = [
+    const ALL: [Kind; 16] = [
         Kind::Rd,
         Kind::Rda,
         Kind::Gd,
@@ -110,6 +117,7 @@ impl Kind {
         Kind::Call,
         Kind::Calla,
         Kind::Rdm,
+        Kind::Gdc,
     ];
 
     fn from_opcode(opcode: u8) -> Option<Kind> {
@@ -123,7 +131,7 @@ impl Kind {
                 Some(Receiver::Responder)
             }
             Kind::Rda | Kind::Gda | Kind::Ata | Kind::Senda => Some(Receiver::Requester),
-            Kind::Wqep | Kind::Ea | Kind::Cqep | Kind::Call | Kind::Calla => None,
+            Kind::Wqep | Kind::Ea | Kind::Cqep | Kind::Call | Kind::Calla | Kind::Gdc => None,
         }
     }
 
@@ -131,7 +139,7 @@ impl Kind {
     pub(super) fn answer(self) -> Option<Kind> {
         match self {
             Kind::Rd | Kind::Rdm => Some(Kind::Rda),
-            Kind::Gd => Some(Kind::Gda),
+            Kind::Gd | Kind::Gdc => Some(Kind::Gda),
             Kind::Cqep => Some(Kind::Ea),
             Kind::FetchAdd | Kind::CompareSwap => Some(Kind::Ata),
             Kind::Send => Some(Kind::Senda),
@@ -216,6 +224,7 @@ impl<'a> Packet<'a> {
         let carried = usize::from(u16::from_be_bytes([header[38], header[39]]));
         let is_complete = match kind {
             Kind::Gd => carried == 0,
+            Kind::Gdc => carried == CALL_NUMBER_BYTES,
             // Every packet but the last one has a payload, so each makes progress.
             Kind::Rd => carried <= len as usize && (carried > 0 || len == 0),
             Kind::Rdm => carried <= len as usize && (carried > NOTE_BYTES || len as usize == carried),

@@ -5,6 +5,8 @@ use super::*;
 /// What takes effect.
 enum Act {
     Request(Work),
+    /// A call with an answer of several packets.
+    LongCall,
     Order(OrderKind, usize),
 }
 
@@ -18,6 +20,7 @@ fn acts() -> Vec<(&'static str, Act)> {
         ("COMPARE_SWAP", Act::Request(Work::CompareSwap { address: 0, expected: 0, new: 7 })),
         ("SEND", Act::Request(Work::Send { bytes: bytes.clone() })),
         ("CALL", Act::Request(Work::Call { bytes: bytes.clone() })),
+        ("CALL with a long answer", Act::LongCall),
         ("RDM", Act::Request(Work::WriteNote { address: 0, note_and_bytes: bytes.repeat(2) })),
         ("WQEP of a short read", Act::Order(OrderKind::Read, 8)),
         ("WQEP of a short write", Act::Order(OrderKind::Write, 8)),
@@ -32,6 +35,10 @@ fn execute(world: &mut World, act: &Act) {
         Act::Request(work) => {
             let outcome = world.execute(work.clone());
             assert!(matches!(outcome, Outcome::Success(_)), "{outcome:?}");
+        }
+        Act::LongCall => {
+            world.answer_bytes_min = 3 * PAYLOAD_BYTES_FIRST;
+            assert_eq!(world.call(b"salt"), Outcome::Success(answer_bytes(b"salt", world.answer_bytes_min)));
         }
         Act::Order(kind, len) => {
             let order = Order { kind: *kind, local: 0, remote: 0, remote_key: KEY, len: *len as u32 };

@@ -1,6 +1,7 @@
 //! Stateless pairs: each request takes effect at most once, despite lost, repeated and late packets.
 
 mod acks;
+mod calls;
 mod cut_off;
 mod kinds;
 mod lane;
@@ -11,9 +12,9 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 
 use halite_rnic::stateless::{
-    AnswerError, CutOffFull, Done, EFFECT_LIFE_NS, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, Order,
-    OrderDone, OrderKind, OrderOutcome, Outcome, PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, PostError,
-    Requester, Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
+    AnswerError, CALL_BYTES_MAX, CutOffFull, Done, EFFECT_LIFE_NS, NOTE_BYTES, NOTED_BYTES_MAX,
+    OVERHEAD_BYTES, Order, OrderDone, OrderKind, OrderOutcome, Outcome, PAYLOAD_BYTES_FIRST,
+    PAYLOAD_BYTES_MAX, PostError, Requester, Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Refused};
@@ -98,6 +99,8 @@ struct World {
     to_requester: Vec<(u64, Vec<u8>)>,
     /// Time that the responder's process takes to answer a call; `None` while it polls no messages.
     answer_after_ns: Option<u64>,
+    /// Minimum length of answers to calls.
+    answer_bytes_min: usize,
     /// Messages and calls that the responder's process has received.
     received: Vec<Vec<u8>>,
     /// Unanswered calls, with the times of their answers.
@@ -140,6 +143,7 @@ impl World {
             to_responder: Vec::new(),
             to_requester: Vec::new(),
             answer_after_ns: Some(0),
+            answer_bytes_min: 0,
             received: Vec::new(),
             calls: Vec::new(),
             sent: Vec::new(),
@@ -187,13 +191,13 @@ impl World {
         }
     }
 
-    /// Receives messages, and answers calls: with the complements of their bytes.
+    /// Receives messages, and answers calls: with the complements of their bytes, and further bytes as far as needed.
     fn serve(&mut self) {
         let Some(ns) = self.answer_after_ns else { return };
         while let Some(message) = self.responder.poll_message() {
             assert_eq!((message.from, message.qpn), (address(), Qpn::new(5)));
             if message.is_call {
-                let answer = message.bytes.iter().map(|byte| !byte).collect();
+                let answer = answer_bytes(&message.bytes, self.answer_bytes_min);
                 self.calls.push((self.now_ns + ns, message.id, answer));
             }
             self.received.push(message.bytes);
@@ -625,7 +629,13 @@ fn an_atomic_needs_both_rights_and_an_aligned_word() {
 
 /// Returns the outcome of a call that the process of [`World`] has answered.
 fn answer_to(bytes: &[u8]) -> Outcome {
-    Outcome::Success(bytes.iter().map(|byte| !byte).collect())
+    Outcome::Success(answer_bytes(bytes, 0))
+}
+
+/// Returns the answer to a call, of at least `bytes_min` bytes.
+fn answer_bytes(call: &[u8], bytes_min: usize) -> Vec<u8> {
+    let further = (call.len()..bytes_min).map(|index| (index % 253) as u8);
+    call.iter().map(|byte| !byte).chain(further).collect()
 }
 
 #[test]
@@ -713,7 +723,7 @@ fn a_call_without_an_answer_is_forgotten_after_ten_seconds() {
         assert!(world.step());
     }
     let id = world.responder.poll_message().expect("the call has arrived").id;
-    let long = [0; PAYLOAD_BYTES_FIRST + 1];
+    let long = vec![0; CALL_BYTES_MAX + 1];
     assert_eq!(world.responder.answer(world.now_ns, id, &long, &mut buffer), Err(AnswerError::TooLong));
     while world.step() {}
     assert_eq!(world.requester.poll_done().map(|done| done.outcome), Some(Outcome::MaybeDone));

@@ -15,8 +15,8 @@ use hdrhistogram::Histogram;
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
 use super::turns::Turns;
 use super::{
-    ADDRESS_BYTES, Answer, BYTES_MAX, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, Mode, PATIENCE, RKEY, Request,
-    Verb, Workload, address_in, byte_at, latencies, reply,
+    ADDRESS_BYTES, Answer, Ended, IN_FLIGHT, Latency, MEMORY_BYTES, Mode, PATIENCE, RKEY, Request, Verb,
+    Workload, byte_at, latencies, reply,
 };
 use crate::perf::measure::thread_cpu;
 
@@ -24,9 +24,6 @@ use crate::perf::measure::thread_cpu;
 const SOCKETS: u32 = 8;
 /// Number of clients that one request to the server process admits.
 const ADMITTED_AT_ONCE: u32 = 10_000;
-/// Ids of the request of an operation, and of the read of an answer that is longer than a packet.
-const FIRST: u64 = 0;
-const SECOND: u64 = 1;
 /// Interval between two checks for packets to retransmit.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -310,7 +307,7 @@ impl Crowd {
                     Verb::Write => Work::Write { address, bytes },
                     Verb::Call => Work::Call { bytes },
                 };
-                requester.post(FIRST, work).expect("a client has one operation at a time");
+                requester.post(0, work).expect("a client has one operation at a time");
             }
             Kind::Stateful(qp) => {
                 let remote = Remote { rkey: RKEY, address };
@@ -408,24 +405,17 @@ impl Crowd {
         let size = self.size as usize;
         let state = &mut self.clients[client as usize];
         let bytes = match &mut state.requester {
-            Kind::Stateless(requester) => match requester.poll_done().map(|done| (done.id, done.outcome)) {
+            Kind::Stateless(requester) => match requester.poll_done().map(|done| done.outcome) {
                 None => return Ok(0),
-                Some((FIRST, Outcome::Success(bytes))) if let Some(len @ BYTES_MAX..) = self.reply_size => {
-                    let address = address_in(&bytes).context("an answer tells no address")?;
-                    let work = Work::Read { address, len: len as usize };
-                    requester.post(SECOND, work).expect("a client has one operation at a time");
-                    self.transmit(client);
-                    return Ok(0);
-                }
-                Some((_, Outcome::Success(bytes))) => bytes,
+                Some(Outcome::Success(bytes)) => bytes,
                 // Repeating an operation of this benchmark is harmless.
-                Some((_, outcome @ (Outcome::MaybeDone | Outcome::Busy))) => {
+                Some(outcome @ (Outcome::MaybeDone | Outcome::Busy)) => {
                     run.maybe_done += u64::from(outcome == Outcome::MaybeDone);
                     self.begin(client);
                     self.transmit(client);
                     return Ok(0);
                 }
-                Some((_, outcome)) => bail!("an operation failed: {outcome:?}"),
+                Some(outcome) => bail!("an operation failed: {outcome:?}"),
             },
             Kind::Stateful(qp) => loop {
                 match qp.poll_event() {

@@ -112,8 +112,7 @@ fn reply(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
 }
 
-/// Returns the address at the start of a call that names bytes of the server's memory, and of an answer that tells where
-/// they are.
+/// Returns the address at the start of a call that names bytes of the server's memory.
 fn address_in(bytes: &[u8]) -> Option<u64> {
     bytes.first_chunk().map(|address| u64::from_le_bytes(*address))
 }

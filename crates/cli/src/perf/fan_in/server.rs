@@ -1,6 +1,6 @@
 //! The server process: one thread that serves packets, and one that answers the generator's requests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, BufRead, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use halite_rnic::stateless::{EFFECT_LIFE_NS, Responder, Rights};
+use halite_rnic::stateless::{AnswerError, EFFECT_LIFE_NS, Responder, Rights};
 use halite_rnic::wire::{Flow, Packet, Psn, Qpn};
 use halite_rnic::{Event, Operation, QueuePair, Request as QpRequest};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -18,8 +18,7 @@ use super::initiator::{Job, Range};
 use super::transport::{Clock, Own, PACKET_BYTES, at, config, open};
 use super::turns::Turns;
 use super::{
-    Answer, BYTES_MAX, Initiator, MEMORY_BYTES, Mode, RKEY, Request, Use, Workload, address_in, byte_at,
-    reply,
+    Answer, Initiator, MEMORY_BYTES, Mode, RKEY, Request, Use, Workload, address_in, byte_at, reply,
 };
 use crate::output;
 use crate::perf::cores::{Cores, Pinning, pin};
@@ -184,6 +183,8 @@ fn serve_packets(
     let (mut packet, mut answer) = ([0; PACKET_BYTES], [0; PACKET_BYTES]);
     let (mut looked, mut answering) = (Instant::now(), BTreeSet::new());
     let mut idle: Option<Duration> = None;
+    // Calls in stateless mode: the record may have no room for a long answer.
+    let mut unanswered = VecDeque::new();
     loop {
         // No packet is expected before the next time slice.
         let received = match idle.take().map(thread::sleep) {
@@ -209,16 +210,18 @@ fn serve_packets(
                         send(socket, &answer[..len], from);
                     }
                     while let Some(message) = responder.poll_message() {
-                        let bytes = match reply_size {
-                            // The client reads what is longer than a packet.
-                            Some(BYTES_MAX..) => message.bytes,
-                            _ => answer_to(&message.bytes, reply_size, &memory),
-                        };
-                        let Ok((to, len)) = responder.answer(now_ns, message.id, &bytes, &mut answer) else {
-                            continue;
-                        };
-                        flows.of(to)[1].seal(0, &mut answer[..len]);
-                        send(socket, &answer[..len], to);
+                        unanswered.push_back((message.id, answer_to(&message.bytes, reply_size, &memory)));
+                    }
+                    while let Some((id, bytes)) = unanswered.front() {
+                        let answered = responder.answer(now_ns, *id, bytes, &mut answer);
+                        if answered == Err(AnswerError::Busy) {
+                            break;
+                        }
+                        unanswered.pop_front();
+                        if let Ok((to, len)) = answered {
+                            flows.of(to)[1].seal(0, &mut answer[..len]);
+                            send(socket, &answer[..len], to);
+                        }
                     }
                 }
                 Peers::Stateful(peers) => {
