@@ -71,7 +71,7 @@ fn files_move_over_udp_with_stateless_responders() {
 #[test]
 fn sessions_share_queue_pairs() {
     for (lanes, other, with_equal, with_other) in
-        [(1, 4, "one queue pair", "2 queue pairs"), (4, 3, "4 queue pairs", "3 queue pairs")]
+        [(1, 4, "one lane", "2 lanes"), (4, 3, "4 lanes", "3 lanes")]
     {
         let scratch = Scratch::new("udp-lanes");
         let _up = up(&scratch, &format!("--lanes {lanes}"));

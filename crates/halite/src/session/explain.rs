@@ -783,13 +783,13 @@ impl fmt::Display for PeerCapabilities {
             Atomics::Adapter => "atomics by the peer's adapter alone, so sessions' atomics travel as calls",
         };
         let sends = self.send_bytes_max;
-        let lanes = match (self.lanes, self.provider == "roce") {
-            (1, true) => "one queue pair, which all sessions share".to_owned(),
-            (lanes, true) => format!("{lanes} queue pairs, which all sessions share"),
-            (1, false) => "one lane".to_owned(),
-            (lanes, false) => format!("{lanes} lanes"),
+        let lanes = match self.lanes {
+            1 => "one lane".to_owned(),
+            lanes => format!("{lanes} lanes"),
         };
-        write!(f, "provider {}: {reach}; {atomics}; {lanes}; ", self.provider)?;
+        // The lanes are queue pairs, or have no state at the responder: the path says which.
+        let shared = if self.provider == "roce" { ", which all sessions share" } else { "" };
+        write!(f, "provider {}: {reach}; {atomics}; {lanes}{shared}; ", self.provider)?;
         write!(f, "sends of up to {sends} bytes; ")?;
         match self.inline_bytes_max {
             Some(bytes) => write!(f, "writes of up to {bytes} bytes inline"),
