@@ -2,9 +2,11 @@
 
 use crate::support;
 
+use std::process::Stdio;
+
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Process, Running, Scratch, children};
+use support::{Process, Running, Scratch, children, eventually};
 
 /// Runs a test of one size, and checks the fields that each result must have.
 #[track_caller]
@@ -152,6 +154,26 @@ fn many_clients_share_one_server() {
     let clients: Vec<_> = lines.iter().map(|line| &line["clients"]).collect();
     assert_eq!(clients, [10, 20]);
     assert!(std::fs::read_to_string(&svg).unwrap().contains("clients"));
+}
+
+#[test]
+fn many_clients_end_with_their_server() {
+    let scratch = Scratch::new("perf-fan-in-killed");
+    let mut command = scratch.command("perf fan_in --clients 20 -n 1000000000");
+    let perf = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually(|| !children(perf.id()).is_empty());
+    let server = children(perf.id())[0];
+    // After so much processor time, the server serves operations.
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{server}/stat")).unwrap();
+        let fields = stat.rsplit_once(") ").unwrap().1.split(' ').skip(11).take(2);
+        fields.map(|ticks| ticks.parse::<u64>().unwrap()).sum::<u64>()
+    };
+    eventually(|| ticks() > 30);
+    Process::open(server).kill();
+    let output = perf.wait_with_output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("the server process has ended: signal: 9"), "{complaint}");
 }
 
 #[test]

@@ -24,6 +24,8 @@ use crate::perf::measure::thread_cpu;
 const SOCKETS: u32 = 8;
 /// Number of clients that one request to the server process admits.
 const ADMITTED_AT_ONCE: u32 = 10_000;
+/// Time without the end of an operation after which the server process may have ended.
+const SILENCE: Duration = Duration::from_millis(500);
 /// Interval between two checks for packets to retransmit.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -173,8 +175,13 @@ impl Crowd {
         Ok(())
     }
 
-    /// Executes operations of clients, at most one per client at a time.
-    pub fn run(&mut self, operations: u64) -> anyhow::Result<Run> {
+    /// Executes operations of clients, at most one per client at a time. While none ends, `check` reports if the server
+    /// process has ended.
+    pub fn run(
+        &mut self,
+        operations: u64,
+        mut check: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Run> {
         let mut run = Count { latency: latencies(), repeated: 0, maybe_done: 0, errors: 0 };
         let (begin, cpu) = (Instant::now(), thread_cpu());
         let (mut begun, mut ended, mut looked) = (0, 0, Instant::now());
@@ -196,6 +203,9 @@ impl Crowd {
                 looked = Instant::now();
                 if ended > ended_before {
                     (ended_before, progressed) = (ended, looked);
+                }
+                if progressed.elapsed() > SILENCE {
+                    check()?;
                 }
                 if progressed.elapsed() > PATIENCE {
                     bail!("the server process has answered no operation for {} s", PATIENCE.as_secs());
@@ -445,14 +455,18 @@ impl Crowd {
 
     /// Reads all places that clients have written, and looks at the clients' memory, of which the server has written
     /// from `min` to `max` places. Returns the number of places with wrong bytes.
-    pub fn verify(&mut self, [min, max]: [u64; 2]) -> anyhow::Result<u64> {
+    pub fn verify(
+        &mut self,
+        [min, max]: [u64; 2],
+        check: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<u64> {
         self.to_read = self.written.iter().copied().collect();
         if max > 0 {
             return Ok(self.memory.with(|memory| wrong_places(memory, self.size as usize, min..=max)));
         }
         self.verb = Verb::Read;
         let count = self.to_read.len() as u64;
-        Ok(self.run(count)?.ended.errors)
+        Ok(self.run(count, check)?.ended.errors)
     }
 }
 

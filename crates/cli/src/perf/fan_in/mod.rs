@@ -330,14 +330,14 @@ impl Case {
         let plan = generator::Plan { mode, workload, verb, clients, size, reply_size, port };
         let mut crowd = generator::Crowd::admit(&plan, |request| ask(&mut server, request))?;
         let mut execute = |operations, server: &mut ChildProcess| match initiator {
-            Initiator::Client => crowd.run(operations),
+            Initiator::Client => crowd.run(operations, || alive(server)),
             Initiator::Server => crowd.serve(operations, |request| ask(server, request)),
         };
         execute(whole(self.iterations * WARM_UP_PERCENT / 100), &mut server)?;
         let before = usage(&mut server)?;
         let run = execute(iterations, &mut server)?;
         let after = usage(&mut server)?;
-        let errors = run.ended.errors + crowd.verify(run.ended.written)?;
+        let errors = run.ended.errors + crowd.verify(run.ended.written, || alive(&mut server))?;
         let Ended { took, latency: lat_us, repeated, maybe_done, .. } = run.ended;
         server.stop()?;
         let per_op = |ns: u64| ns as f64 / iterations as f64;
@@ -384,6 +384,11 @@ fn ask(server: &mut ChildProcess, request: &Request) -> anyhow::Result<Answer> {
         Answer::Failed(why) => bail!("the server process failed: {why}"),
         answer => Ok(answer),
     }
+}
+
+/// Fails if the server process has ended.
+fn alive(server: &mut ChildProcess) -> anyhow::Result<()> {
+    if server.has_ended() { Err(server.exit_error()) } else { Ok(()) }
 }
 
 fn usage(server: &mut ChildProcess) -> anyhow::Result<Use> {
