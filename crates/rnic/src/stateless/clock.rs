@@ -10,6 +10,12 @@ use crate::round_trip::{RoundTrip, TIMEOUT_NS_MAX};
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ServerClock {
     last: Option<Last>,
+    path: PathTime,
+}
+
+/// An estimate of a round trip, for timeouts.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct PathTime {
     trip: RoundTrip,
     /// Mean deviation of the round trip in ns.
     deviation_ns: u64,
@@ -31,13 +37,13 @@ impl ServerClock {
     /// Sets an upper bound of the round trip in ns, for the timeouts before the first measurement.
     pub fn expect_round_trip(&mut self, ns: u64) {
         if self.round_trip_ns().is_none() {
-            self.trip.set_initial_bound(ns);
+            self.path.trip.set_initial_bound(ns);
         }
     }
 
     /// Returns the smoothed round trip in ns, or its upper bound; `None` if neither is known.
     pub fn round_trip_ns(&self) -> Option<u64> {
-        self.trip.smoothed_ns().or(self.trip.bound_ns())
+        self.path.trip.smoothed_ns().or(self.path.trip.bound_ns())
     }
 
     /// Returns the estimated time of the responder; `None` if no answer has arrived within the last `within_ns`.
@@ -61,6 +67,18 @@ impl ServerClock {
         }
     }
 
+    /// Updates the estimated round trip; see [`PathTime::add_round_trip`].
+    pub(super) fn add_round_trip(&mut self, now_ns: u64, sent_ns: u64, copies: u32) {
+        self.path.add_round_trip(now_ns, sent_ns, copies);
+    }
+
+    /// Returns the time in ns after which a packet is sent again; see [`PathTime::timeout_ns`].
+    pub(super) fn timeout_ns(&self, attempts: u32) -> u64 {
+        self.path.timeout_ns(attempts)
+    }
+}
+
+impl PathTime {
     /// Updates the estimated round trip from an answer, now, to a packet of which `copies` were sent, the first at
     /// `sent_ns`. If there were several, the answer may be one to any of them, so its time is only an upper bound. A path
     /// that has become longer than the timeout yields nothing else; on any other, packets that were sent once tell more.

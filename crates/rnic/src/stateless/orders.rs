@@ -28,6 +28,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 
+use super::clock::PathTime;
 use super::tag::Rights;
 use super::wire::{Kind, PAYLOAD_BYTES_FIRST, Packet, Status};
 use crate::memory::{Access, Memory, Refused};
@@ -35,7 +36,8 @@ use crate::wire::Qpn;
 
 /// Maximum number of orders in progress of one responder.
 const ORDERS_MAX: usize = 1 << 16;
-/// Time in ns after which an unanswered WQEP is sent again; it doubles up to [`BACKOFF_MAX`] times.
+/// Time in ns after which an unanswered WQEP is sent again; it doubles up to [`BACKOFF_MAX`] times. The first wait is shorter
+/// if orders take less.
 const TIMEOUT_NS: u64 = 5_000_000;
 const BACKOFF_MAX: u32 = 6;
 /// Interval in ns at which the responder sends the WQEP of an accepted order again.
@@ -123,6 +125,8 @@ pub(super) struct Orders {
     due: BTreeSet<(u64, u64)>,
     next_id: u64,
     done: VecDeque<OrderDone>,
+    /// The time from WQEP to CQEP, of all requesters.
+    path: PathTime,
 }
 
 #[derive(Debug)]
@@ -131,6 +135,8 @@ struct Pending {
     order: Order,
     /// The bytes of a short write.
     bytes: Box<[u8]>,
+    /// Time of the first WQEP.
+    sent_ns: u64,
     due_ns: u64,
     attempts: u32,
 }
@@ -150,7 +156,10 @@ impl Orders {
         self.next_id += 1;
         match order.take_bytes(&target, memory) {
             Ok(bytes) => {
-                self.pending.insert(id, Pending { target, order, bytes, due_ns: now_ns, attempts: 0 });
+                self.pending.insert(
+                    id,
+                    Pending { target, order, bytes, sent_ns: now_ns, due_ns: now_ns, attempts: 0 },
+                );
                 self.due.insert((now_ns, id));
             }
             Err(Refused) => self.done.push_back(OrderDone { id, outcome: OrderOutcome::Refused }),
@@ -180,7 +189,13 @@ impl Orders {
                 self.end(id, OrderOutcome::MaybeDone);
                 continue;
             }
-            let wait_ns = TIMEOUT_NS << pending.attempts.min(BACKOFF_MAX);
+            let wait_ns = match pending.attempts {
+                0 => self.path.timeout_ns(0).min(TIMEOUT_NS),
+                attempts => TIMEOUT_NS << attempts.min(BACKOFF_MAX),
+            };
+            if pending.attempts == 0 {
+                pending.sent_ns = now_ns;
+            }
             pending.attempts += 1;
             let (target, order) = (pending.target, pending.order);
             self.reschedule(id, now_ns + wait_ns);
@@ -204,6 +219,7 @@ impl Orders {
         }
         match (packet.kind == Kind::Cqep, status) {
             (true, Status::Done) => {
+                self.path.add_round_trip(now_ns, pending.sent_ns, pending.attempts);
                 let outcome = pending.order.place(&pending.target, payload, memory);
                 self.end(id, outcome);
             }

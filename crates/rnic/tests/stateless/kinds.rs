@@ -3,7 +3,7 @@
 use super::*;
 
 /// What takes effect.
-enum Act {
+pub(super) enum Act {
     Request(Work),
     /// A call with an answer of several packets.
     LongCall,
@@ -11,7 +11,7 @@ enum Act {
 }
 
 /// Packets of each kind of request and order.
-fn acts() -> Vec<(&'static str, Act)> {
+pub(super) fn acts() -> Vec<(&'static str, Act)> {
     let bytes = b"eight888".to_vec();
     vec![
         ("RD", Act::Request(Work::Write { address: 0, bytes: bytes.clone() })),
@@ -30,7 +30,7 @@ fn acts() -> Vec<(&'static str, Act)> {
 }
 
 /// Begins what takes effect, and lets time pass until it completes with success.
-fn execute(world: &mut World, act: &Act) {
+pub(super) fn execute(world: &mut World, act: &Act) {
     match act {
         Act::Request(work) => {
             let outcome = world.execute(work.clone());

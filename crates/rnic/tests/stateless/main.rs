@@ -83,6 +83,10 @@ struct World {
     requester: Requester,
     clock: ServerClock,
     faults: Faults,
+    /// The opcode of the packets that have faults; `None` for all packets.
+    faulty: Option<u8>,
+    /// Number of packets lost by chance.
+    lost: u64,
     /// Delay of packets in ns, and its random part.
     delay_ns: u64,
     jitter_ns: u64,
@@ -133,6 +137,8 @@ impl World {
             requester: Requester::new(grant, 1),
             clock: ServerClock::default(),
             faults: Faults::default(),
+            faulty: None,
+            lost: 0,
             delay_ns: DELAY_NS,
             jitter_ns: 0,
             chosen: None,
@@ -157,8 +163,9 @@ impl World {
     }
 
     /// Returns the arrivals of a packet: none, one or two.
-    fn arrivals(&mut self, lost_until_ns: u64) -> Vec<u64> {
-        let Faults { lost, repeated, late } = self.faults;
+    fn arrivals(&mut self, lost_until_ns: u64, body: &[u8]) -> Vec<u64> {
+        let is_faulty = self.faulty.is_none_or(|opcode| body[0] == opcode);
+        let Faults { lost, repeated, late } = if is_faulty { self.faults } else { Faults::default() };
         match &mut self.chosen {
             Some((0, delays_ns)) => {
                 let arrivals =
@@ -169,7 +176,11 @@ impl World {
             Some((index, _)) => *index -= 1,
             None => {}
         }
-        if self.now_ns < lost_until_ns || self.below(100) < lost {
+        if self.now_ns < lost_until_ns {
+            return Vec::new();
+        }
+        if self.below(100) < lost {
+            self.lost += 1;
             return Vec::new();
         }
         let jitter_ns = if self.jitter_ns > 0 { self.below(self.jitter_ns) } else { 0 };
@@ -185,7 +196,7 @@ impl World {
         let mut answer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
         let len = self.responder.handle_packet(self.now_ns, address(), body, &self.memory, &mut answer);
         if let Some(len) = len {
-            for at_ns in self.arrivals(self.answers_lost_until_ns) {
+            for at_ns in self.arrivals(self.answers_lost_until_ns, &answer) {
                 self.to_requester.push((at_ns, answer[..len - ICRC_BYTES].to_vec()));
             }
         }
@@ -207,7 +218,7 @@ impl World {
             let mut buffer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
             let (to, len) = self.responder.answer(self.now_ns, id, &bytes, &mut buffer).unwrap();
             assert_eq!(to, address());
-            for at_ns in self.arrivals(self.answers_lost_until_ns) {
+            for at_ns in self.arrivals(self.answers_lost_until_ns, &buffer) {
                 self.to_requester.push((at_ns, buffer[..len - ICRC_BYTES].to_vec()));
             }
         }
@@ -219,7 +230,7 @@ impl World {
         while let Some(len) = self.requester.poll_transmit(self.now_ns, &self.clock, &mut buffer) {
             let body = buffer[..len - ICRC_BYTES].to_vec();
             self.sent.push(body.clone());
-            for at_ns in self.arrivals(self.requests_lost_until_ns) {
+            for at_ns in self.arrivals(self.requests_lost_until_ns, &body) {
                 self.to_responder.push((at_ns, body.clone()));
             }
         }
@@ -227,7 +238,7 @@ impl World {
             assert_eq!(to, address());
             let body = buffer[..len - ICRC_BYTES].to_vec();
             self.orders_sent.push(body.clone());
-            for at_ns in self.arrivals(self.answers_lost_until_ns) {
+            for at_ns in self.arrivals(self.answers_lost_until_ns, &body) {
                 self.to_requester.push((at_ns, body.clone()));
             }
         }

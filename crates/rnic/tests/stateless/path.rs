@@ -2,6 +2,7 @@
 
 use halite_rnic::stateless::WINDOW_PACKETS;
 
+use super::kinds::{Act, acts, execute};
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -79,6 +80,52 @@ fn one_percent_loss_leaves_at_least_half_of_the_goodput() {
             world.faults.lost = 1;
             let (_, ns) = run(&mut world, &work, 300);
             assert!(ns < 2 * unhurt_ns, "{name}, {delay_ns} ns: {ns} ns instead of {unhurt_ns}");
+        }
+    }
+}
+
+/// Executes `act` as often as `count`. Returns the time in ns.
+fn execute_all(world: &mut World, act: &Act, count: usize) -> u64 {
+    let begin_ns = world.now_ns;
+    (0..count).for_each(|_| execute(world, act));
+    world.now_ns - begin_ns
+}
+
+#[test]
+fn one_percent_loss_of_any_kind_leaves_at_least_half_of_the_goodput() {
+    // The packets of each kind of request and order, by their opcodes.
+    let packets = |kind: &str| -> &[(&str, u8)] {
+        match kind {
+            "RD" => &[("RD", 0xe0), ("RDA", 0xe1)],
+            "GD" => &[("GD", 0xe2), ("GDA", 0xe3)],
+            "FETCH_ADD" => &[("FETCH_ADD", 0xe7), ("ATA", 0xe9)],
+            "COMPARE_SWAP" => &[("COMPARE_SWAP", 0xe8)],
+            "SEND" => &[("SEND", 0xea), ("SENDA", 0xeb)],
+            "CALL" => &[("CALL", 0xec), ("CALLA", 0xed)],
+            "CALL with a long answer" => &[("GDC", 0xef), ("GDA", 0xe3)],
+            "RDM" => &[("RDM", 0xee), ("RDA", 0xe1)],
+            "WQEP of a read" => &[("WQEP", 0xe4), ("RD", 0xe0), ("RDA", 0xe1), ("CQEP", 0xe6), ("EA", 0xe5)],
+            "WQEP of a write" => &[("WQEP", 0xe4), ("GD", 0xe2), ("GDA", 0xe3), ("CQEP", 0xe6)],
+            _ => &[("WQEP", 0xe4), ("CQEP", 0xe6), ("EA", 0xe5)],
+        }
+    };
+    for delay_ns in [DELAY_NS, MS, 10 * MS] {
+        for (kind, act) in acts() {
+            let mut world = World { delay_ns, ..World::new(Rights::ReadWrite) };
+            execute_all(&mut world, &act, 30);
+            let unhurt_ns = execute_all(&mut world, &act, 400);
+            for (packet, opcode) in packets(kind) {
+                let mut world = World { delay_ns, faulty: Some(*opcode), ..World::new(Rights::ReadWrite) };
+                execute_all(&mut world, &act, 30);
+                world.faults.lost = 1;
+                let ns = execute_all(&mut world, &act, 400);
+                let lost = world.lost;
+                assert!(lost > 0, "{kind}: no {packet} was lost");
+                assert!(
+                    ns < 2 * unhurt_ns,
+                    "{kind}, {delay_ns} ns: {ns} ns instead of {unhurt_ns} with {lost} {packet} lost"
+                );
+            }
         }
     }
 }
