@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use halite::blocking::Session;
-use halite::{CallCause, Function, NodeId, ServeOptions};
+use halite::{CallCause, Function, NodeId, Permissions, Placement, ServeOptions};
 
 use crate::attach::{VERSION, as_user, connect, hello, message, shared_memory};
 use crate::support::{Running, Scratch, eventually};
@@ -17,6 +17,7 @@ const LONG: Duration = Duration::from_secs(3600);
 
 /// First bytes of requests: their kinds.
 const ALLOC: u8 = 1;
+const MAP: u8 = 2;
 const BUFFER: u8 = 53;
 const WATCH: u8 = 54;
 const SERVE: u8 = 55;
@@ -162,6 +163,78 @@ fn a_cancel_directly_behind_the_line_of_a_call_ends_the_call() {
     stream.write_all(&[message(u64::MAX, &[]), cancel].concat()).unwrap();
     eventually(|| word(&replies, 64 * (1 + SLOT)) & 0xFFFF == 1);
     scratch.ok("down");
+}
+
+/// The longest of a user's turns is about one slice of one of its sessions, and not one of each.
+#[test]
+#[ignore = "measures: .ci/deep slow"]
+fn many_busy_sessions_do_not_slow_another_user_down() {
+    const SESSIONS: usize = 64;
+    const LINES: usize = 32;
+    const LEN: usize = 1 << 20;
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can act as several users");
+        return;
+    }
+    let scratch = Scratch::new("many");
+    scratch.ok("up --nodes 1 --arena 128M --detach --attach-mode 0666");
+    let owner = Session::attach(scratch.cluster()).unwrap();
+    owner.alloc(Some("word"), 8, Placement::Local, Permissions::READ).unwrap();
+    owner.alloc(Some("long"), LEN as u64, Placement::Local, Permissions::READ).unwrap();
+    let polite = attach_as_another_user(&scratch);
+    let word_of = polite.map("word", Permissions::READ).unwrap();
+
+    let mut sessions: Vec<_> = (0..SESSIONS)
+        .map(|_| {
+            let mut raw = Raw { stream: connect(&scratch), last: 0, replies: BTreeMap::new() };
+            raw.stream.write_all(&hello(VERSION)).unwrap();
+            let [requests, replies] = shared_memory(&raw.stream);
+            let lh = numbers(&raw.ask(MAP, b"\x04long\x01"));
+            let buffer = numbers(&raw.ask(BUFFER, &[0x80, 0x80, 0x40]));
+            for slot in 0..LINES as u64 {
+                // A read of the whole region into the buffer.
+                let head = slot << 24 | 6 << 16 | 1;
+                let line = [head, lh[1] << 32 | lh[0], lh[2], 0, buffer[0], 0, LEN as u64, 0];
+                let line: Vec<u8> = line.into_iter().flat_map(u64::to_le_bytes).collect();
+                rustix::io::pwrite(&requests, &line, 64 * (1 + slot)).unwrap();
+            }
+            (raw, replies)
+        })
+        .collect();
+    for (raw, _) in &mut sessions {
+        raw.stream.write_all(&message(u64::MAX, &[])).unwrap();
+    }
+    // Reads while the first session's next line is executed, slice by slice. Only the most count, because other
+    // processes may take the core from the reader.
+    let (mut reads, mut most, mut lines) = (0, 0, 0);
+    while lines < LINES as u64 {
+        polite.read(word_of, 0, &mut [0; 8]).unwrap();
+        reads += 1;
+        if word(&sessions[0].1, 64 * (1 + lines)) & 0xFFFF == 1 {
+            (most, reads, lines) = (most.max(reads), 0, lines + 1);
+        }
+    }
+    // One read after a slice of every session would be as many as a line has slices.
+    let slices = LEN / (64 << 10);
+    assert!(most >= 4 * slices, "{most} reads during {slices} slices of each of {SESSIONS} sessions");
+    scratch.ok("down");
+}
+
+/// Attaches as the user `daemon`: the kernel reports the user of the thread that connects.
+fn attach_as_another_user(scratch: &Scratch) -> Session {
+    let attach = || {
+        let root = rustix::process::Uid::ROOT;
+        let daemon = rustix::process::Uid::from_raw(1);
+        rustix::thread::set_thread_res_uid(root, daemon, root).expect("root may act as another user");
+        Session::attach(scratch.cluster()).unwrap()
+    };
+    std::thread::scope(|scope| scope.spawn(attach).join()).expect("the thread does not panic")
+}
+
+/// Returns the numbers in a reply, each of which has seven bits per byte.
+fn numbers(bytes: &[u8]) -> Vec<u64> {
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 7 | u64::from(byte & 0x7F));
+    bytes.split_inclusive(|byte| byte & 0x80 == 0).map(number).collect()
 }
 
 /// Returns a word of shared memory.

@@ -333,9 +333,19 @@ impl Connection {
         let mut at = 0;
         // A message asks for its whole length, so its bytes that have arrived must not count as well.
         self.charge();
-        // The client wrote the lines in front of each message before it sent the message.
-        self.drain_ring()?;
-        while self.has_room()
+        // A wake-up may overtake lines and messages.
+        while let Some((WAKE_ID, len)) = wire::peek(&input[at..]).map_err(|_| Over)? {
+            if len > wire::HEADER_BYTES {
+                return Err(Over);
+            }
+            self.wake_ring();
+            at += len;
+        }
+        // The client wrote the lines in front of each message before it sent the message. Without a message, the thread
+        // polls the lines, where users take shorter turns.
+        let mut is_drained = self.is_awake() && at == input.len() || self.drain_ring(until)?;
+        while is_drained
+            && self.has_room()
             && !self.is_copying()
             && let Some((id, len)) = wire::peek(&input[at..]).map_err(|_| Over)?
         {
@@ -349,7 +359,7 @@ impl Connection {
                 }
                 self.wake_ring();
                 at += len;
-                self.drain_ring()?;
+                is_drained = self.drain_ring(until)?;
                 continue;
             }
             // A message, such as a cancel, may concern a line in front of it that has not been passed on yet.
@@ -376,11 +386,11 @@ impl Connection {
             };
             self.start_message(id, body)?;
             at += len;
-            self.drain_ring()?;
+            is_drained = self.drain_ring(until)?;
         }
         self.waits_for_room = !self.has_room();
-        // The messages behind an access in progress wait for it.
-        self.wants_turn |= self.is_copying();
+        // The messages behind lines, or an access in progress, wait for them.
+        self.wants_turn |= !is_drained || self.is_copying() && (at < input.len() || !self.is_awake());
         self.input = input;
         self.input.drain(..at);
         if self.input.is_empty() {

@@ -270,7 +270,7 @@ impl Server {
         self.sessions.count(connection.take_counts());
         if acted.is_ok() && connection.set_interest(&self.epoll, client).is_ok() {
             if connection.is_awake() {
-                self.rings.activate(client);
+                self.rings.activate(client, connection.peer().uid);
             }
             let (operations, bytes) = connection.figures();
             self.sessions.update(client, operations, bytes);
@@ -316,7 +316,9 @@ impl Server {
             }
             let begin = Instant::now();
             self.with(client, |connection, _| connection.take_turn(begin + TURN));
-            self.turns.charge(uid, begin.elapsed());
+            let used = begin.elapsed();
+            self.turns.charge(uid, used);
+            self.rings.charge(uid, used);
         }
     }
 

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use halite_mem::Window;
 use halite_mem::exchange::{self, Line, SLOT_BYTES, SLOTS};
@@ -97,15 +98,18 @@ impl Connection {
         (!is_early && !self.is_copying() && self.has_room()).then_some((line, head))
     }
 
-    /// Executes all lines that can be executed now.
-    pub(super) fn drain_ring(&mut self) -> Result<(), Over> {
-        // At most one line per slot, so that a client that writes lines quickly leaves turns to others.
+    /// Executes the lines that can be executed now. Returns false if it ends with the turn, after `until`.
+    pub(super) fn drain_ring(&mut self, until: Instant) -> Result<bool, Over> {
+        // At most one line per slot: a client that writes lines quickly must not keep its messages waiting.
         for _ in 0..SLOTS {
             if !self.serve_line()? {
                 break;
             }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Returns true if an access to a buffer is in progress.
