@@ -287,11 +287,9 @@ impl Connection {
     }
 
     /// Ends the connection, its operations and calls. Returns the session, whose objects the caller must end.
-    pub(super) fn end(self, epoll: &OwnedFd) -> Option<Rc<Desk>> {
-        // The socket may stay open for a while.
-        let _ = epoll::delete(epoll, &*self.socket);
+    pub(super) fn end(self, epoll: &OwnedFd, token: u64) -> Option<Rc<Desk>> {
         let desk = self.desk.clone()?;
-        desk.in_flight.end(self.peer.uid, &self.socket);
+        desk.in_flight.end(&self.socket, epoll, token);
         Some(desk)
     }
 

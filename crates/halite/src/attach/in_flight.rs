@@ -7,10 +7,11 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
+use rustix::event::epoll;
 use rustix::net::RecvFlags;
 use rustix::process::{Resource, getrlimit};
 
@@ -52,16 +53,21 @@ impl InFlight {
     }
 
     /// Ends the connection of a socket. Keeps the socket, which can no longer be used, while the client has descriptors
-    /// to receive.
-    pub(super) fn end(&self, uid: u32, socket: &Socket) {
+    /// to receive. Each change of the socket then causes one event `token`.
+    pub(super) fn end(&self, socket: &Socket, epoll: &OwnedFd, token: u64) {
+        let flags = epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        // Before the first look, so that no change is missed.
+        let _ = epoll::modify(epoll, socket, epoll::EventData::new_u64(token), flags);
         socket.end();
-        let mut users = self.0.borrow_mut();
-        if let Some(sockets) = users.get_mut(&uid) {
+        self.collect();
+    }
+
+    /// Closes the sockets of ended connections whose clients have received all descriptors, or have closed their sockets.
+    pub(super) fn collect(&self) {
+        self.0.borrow_mut().retain(|_, sockets| {
             sockets.retain(|socket| !socket.has_ended() || socket.has_descriptors());
-            if sockets.is_empty() {
-                users.remove(&uid);
-            }
-        }
+            !sockets.is_empty()
+        });
     }
 }
 

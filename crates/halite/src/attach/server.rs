@@ -46,9 +46,10 @@ const EVENTS_MAX: usize = 256;
 /// Maximum number of objects of ended sessions that end in one round: about 1 ms for watches with unread notifications.
 const ENDED_MAX: usize = 32;
 
-/// Tokens of the listener and the bell; clients count from 0.
+/// Tokens of the listener, the bell and the sockets of ended connections; clients count from 0.
 const LISTENER: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
+const ENDED: u64 = u64::MAX - 2;
 
 pub(super) struct Server {
     epoll: OwnedFd,
@@ -159,6 +160,7 @@ impl Server {
                 match event.data.u64() {
                     LISTENER => is_short = self.accept().is_err(),
                     BELL => drop(rustix::io::read(&self.ready.bell, &mut [0; 8])),
+                    ENDED => self.in_flight.collect(),
                     client => self.serve(client, event.flags),
                 }
             }
@@ -287,7 +289,7 @@ impl Server {
             }
         } else {
             self.sessions.set(client, None);
-            self.ended.extend(connection.end(&self.epoll));
+            self.ended.extend(connection.end(&self.epoll, ENDED));
             self.end_objects();
         }
         self.finish_calls();
