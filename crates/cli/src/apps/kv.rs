@@ -46,9 +46,9 @@ pub struct KvArgs {
     /// What happens at that limit, or when a shard's memory is full: noeviction, allkeys-random or volatile-ttl
     #[arg(long, default_value_t, value_name = "POLICY")]
     maxmemory_policy: Eviction,
-    /// Name of the store; it is removed at the end
-    #[arg(long, default_value = "halite-run-kv")]
-    name: String,
+    /// Name of the store, which is removed at the end [default: halite-run-kv- and a random number]
+    #[arg(long)]
+    name: Option<String>,
     #[command(flatten)]
     pub(super) cluster: ClusterArgs,
 }
@@ -137,12 +137,13 @@ fn serve(
     password: Option<Vec<u8>>,
     signals: &mut SignalWaiter,
 ) -> anyhow::Result<()> {
-    pool.claim(&args.name)?;
+    let name = super::run_name(args.name.as_deref(), "kv");
+    pool.claim(&name)?;
     let workers = pool.len();
     let mut nodes = Vec::new();
     let task = |number, is_replacement| {
         Request::Task(worker::Task::Kv(Task {
-            name: args.name.clone(),
+            name: name.clone(),
             number,
             is_replacement,
             listen: (number == 0).then(|| args.listen.clone()),
@@ -155,7 +156,7 @@ fn serve(
     for number in 0..workers {
         // Each worker creates its shard and returns its node.
         nodes.push(pool.request::<u32>(number, &task(number, false))?);
-        pool.set_regions_name(&args.name);
+        pool.set_regions_name(&name);
     }
     let address = pool.request(0, &Request::Nodes(nodes.clone()))?;
     let fabric = is_own.then(|| args.cluster.fabric().name());

@@ -44,9 +44,9 @@ pub struct LogArgs {
     /// Bytes per segment; a segment is freed when all readers have passed it
     #[arg(long, default_value = "4M", value_name = "BYTES")]
     segment: ByteCount,
-    /// Name of the log; it is removed at the end
-    #[arg(long, default_value = "halite-run-log")]
-    name: String,
+    /// Name of the log, which is removed at the end [default: halite-run-log- and a random number]
+    #[arg(long)]
+    name: Option<String>,
     #[command(flatten)]
     pub(super) cluster: ClusterArgs,
 }
@@ -192,7 +192,8 @@ fn check(args: &LogArgs) -> Result<(), output::UsageError> {
 }
 
 fn coordinate(pool: &mut WorkerPool, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome> {
-    pool.claim(&args.name)?;
+    let name = super::run_name(args.name.as_deref(), "log");
+    pool.claim(&name)?;
     let workers = pool.len();
     let size = args.size.0 as usize;
     let share = |count: u32, first: usize, number: usize| {
@@ -201,7 +202,7 @@ fn coordinate(pool: &mut WorkerPool, is_own: bool, args: &LogArgs) -> anyhow::Re
     for number in 0..workers {
         // The first worker must create the log before the others open it.
         let task = Task {
-            name: args.name.clone(),
+            name: name.clone(),
             segments: (number == 0).then(|| segments(args)),
             writers: share(args.writers, 0, number),
             // Readers are not on the first writer's worker, if there is another worker.
@@ -214,7 +215,7 @@ fn coordinate(pool: &mut WorkerPool, is_own: bool, args: &LogArgs) -> anyhow::Re
             together: args.together as usize,
         };
         pool.request::<()>(number, &Request::Task(worker::Task::Log(task)))?;
-        pool.set_regions_name(&args.name);
+        pool.set_regions_name(&name);
     }
     let bar = progress::time_bar(args.seconds, "appending");
     pool.send_all(&Request::Go)?;

@@ -228,6 +228,7 @@ fn coordinate(
 ) -> anyhow::Result<Done> {
     let run = super::run_name(None, app);
     WorkerPool::start_fault_tolerant(dir, cluster)?.run(|pool| {
+        pool.claim(&run)?;
         for number in 0..pool.len() {
             let paths =
                 paths.iter().filter(|_| number == 0).map(|path| path.as_os_str().as_bytes().to_owned());

@@ -132,12 +132,15 @@ fn run_name(given: Option<&str>, app: &str) -> String {
     given.map_or_else(|| format!("halite-run-{app}-{:016x}", fastrand::u64(..)), str::to_owned)
 }
 
-/// Returns the name of the run to which a region belongs, if [`run_name`] chose this name for an application whose runs
-/// claim their names.
+/// Returns the name of the run to which a region belongs, if [`run_name`] chose it.
 fn run_with_random_name(region: &str) -> Option<&str> {
-    let (run, _) = region.split_once('/')?;
-    let number = ["halite-run-graph-", "halite-run-dsm-"].iter().find_map(|app| run.strip_prefix(app))?;
-    (number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit())).then_some(run)
+    let apps = ["dsm", "graph", "grep", "kv", "log", "wordcount", "ycsb"];
+    let app =
+        |rest: &str| apps.iter().find_map(|app| rest.strip_prefix(app)?.strip_prefix('-').map(str::len));
+    let number_at = region.len() - app(region.strip_prefix("halite-run-")?)?;
+    let run = region.get(..number_at + 16)?;
+    let is_random = run[number_at..].bytes().all(|digit| digit.is_ascii_hexdigit());
+    (is_random && pool::belongs_to_run(region, run)).then_some(run)
 }
 
 /// Parses the duration of a run.

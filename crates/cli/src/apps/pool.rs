@@ -158,7 +158,7 @@ impl WorkerPool {
     /// Takes the name of this run, so that later runs cannot use it. Fails if another run has it, or if regions with
     /// the names of this run exist, because they belong to others.
     ///
-    /// Also frees the regions of runs of the graph engine and of shared pages whose processes were all killed.
+    /// Also frees the regions of runs without `--name` whose processes were all killed.
     pub fn claim(&mut self, name: &str) -> anyhow::Result<()> {
         if name.is_empty() || name.contains('/') {
             let why = "the names of a run's regions begin with NAME/, so --name must not be empty or contain a slash";

@@ -48,9 +48,9 @@ pub struct YcsbArgs {
     /// Duration of the run
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS", value_parser = super::parse_seconds)]
     seconds: f64,
-    /// Name of the store; it is removed at the end
-    #[arg(long, default_value = "halite-run-ycsb")]
-    name: String,
+    /// Name of the store, which is removed at the end [default: halite-run-ycsb- and a random number]
+    #[arg(long)]
+    name: Option<String>,
     #[command(flatten)]
     pub(super) cluster: ClusterArgs,
 }
@@ -159,13 +159,14 @@ pub fn run(dir: Option<&Path>, args: &YcsbArgs) -> anyhow::Result<()> {
 }
 
 fn coordinate(pool: &mut WorkerPool, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcome> {
-    pool.claim(&args.name)?;
+    let name = super::run_name(args.name.as_deref(), "ycsb");
+    pool.claim(&name)?;
     let workers = pool.len();
     let mut nodes = Vec::new();
     for number in 0..workers {
         let threads = (0..u64::from(args.threads)).filter(|thread| *thread as usize % workers == number);
         let task = Task {
-            name: args.name.clone(),
+            name: name.clone(),
             number,
             workers,
             workload: args.workload,
@@ -177,7 +178,7 @@ fn coordinate(pool: &mut WorkerPool, is_own: bool, args: &YcsbArgs) -> anyhow::R
         };
         // Each worker creates its shard and returns its node.
         nodes.push(pool.request::<u32>(number, &Request::Task(worker::Task::Ycsb(task)))?);
-        pool.set_regions_name(&args.name);
+        pool.set_regions_name(&name);
     }
     // The first worker must create the store before the others open it.
     for number in 0..workers {

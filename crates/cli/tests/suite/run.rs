@@ -13,6 +13,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use support::{Process, Running, Scratch, eventually};
 
+use crate::attach::as_user;
+
 /// Returns a command that uses a private cluster.
 fn private(scratch: &Scratch, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
@@ -185,9 +187,9 @@ fn run_leaves_a_cluster_unchanged() {
     // A region with the same name exists already; the run must not change it.
     let file = scratch.write("file", b"foreign");
     for (name, app) in [
-        ("halite-run-log", "log"),
-        ("halite-run-ycsb/0/t1", "ycsb --keys 100"),
-        ("halite-run-kv/1", "kv --listen 127.0.0.1:0"),
+        ("mine", "log --name mine"),
+        ("mine/0/t1", "ycsb --keys 100 --name mine"),
+        ("mine/1", "kv --listen 127.0.0.1:0 --name mine"),
     ] {
         scratch.ok(&format!("put {name} {}", file.display()));
         let seconds = if app.starts_with("kv") { "" } else { " --seconds 0.1" };
@@ -505,16 +507,44 @@ fn concurrent_runs_have_distinct_names() {
     }
 }
 
+/// Of the node's user, whose runs join, and of another user, whose runs attach.
+#[test]
+fn the_next_run_frees_the_regions_of_a_run_whose_processes_were_all_killed() {
+    let scratch = Scratch::new("run-killed");
+    scratch.ok("up --nodes 1 --arena 128M --detach --attach-mode 0666");
+    let is_root = rustix::process::geteuid().is_root();
+    for user in [None, is_root.then_some(65_534)] {
+        let command = |line: &str| match user {
+            Some(other) => as_user(other, &scratch.command(line)),
+            None => scratch.command(line),
+        };
+        let long = "run log --writers 1 --readers 1 --size 16 --seconds 600";
+        let mut run = Running::of(command(long));
+        eventually(|| scratch.ok("ls").contains("halite-run-log-"));
+        let workers = support::children(run.pid());
+        run.signal(Signal::STOP);
+        workers.into_iter().for_each(|pid| Process::open(pid).kill());
+        run.signal(Signal::KILL);
+        run.wait();
+        assert!(scratch.ok("ls").contains("halite-run-log-"), "{user:?}");
+        let next = command("run wordcount /etc/passwd --top 1").output().unwrap();
+        assert!(next.status.success(), "{user:?}: {next:?}");
+        assert!(is_clean(&scratch), "{user:?}: {}", scratch.ok("ls"));
+    }
+    scratch.ok("down");
+}
+
 /// Without `--arena`, the shards are in the memory of different nodes of the cluster; with it, in that of their processes.
 #[test]
 fn store_shards_are_spread_over_the_cluster() {
     let scratch = Scratch::new("run-kv-spread");
     let _up = scratch.up(2);
     for (flags, is_in_cluster) in [("", true), ("--arena 64M", false)] {
-        let mut run = Running::start(&scratch, &format!("run kv --listen 127.0.0.1:0 --json {flags}"));
+        let mut run =
+            Running::start(&scratch, &format!("run kv --listen 127.0.0.1:0 --name store --json {flags}"));
         let result: Value = serde_json::from_str(&run.line()).unwrap();
         check_reply(result["address"].as_str().unwrap(), "mset a 1 b 2 c 3 d 4\r\n", "+OK\r\n");
-        let homes = ["halite-run-kv/0/t0", "halite-run-kv/1/t0"]
+        let homes = ["store/0/t0", "store/1/t0"]
             .map(|table| scratch.json(&format!("stat {table} --json"))[0]["home"].as_u64().unwrap());
         assert_ne!(homes[0], homes[1], "{flags}");
         assert!(homes.iter().all(|home| (*home < 2) == is_in_cluster), "{homes:?} {flags}");
@@ -585,9 +615,9 @@ fn run_fails_if_a_worker_is_killed() {
     let _up = scratch.up(2);
     let pagerank = endless_pagerank(&scratch);
     let apps = [
-        ("log --writers 2 --readers 2 --seconds 1000", "halite-run-log/"),
-        ("ycsb --workload a --keys 100 --seconds 1000", "halite-run-ycsb/1/h0"),
-        ("kv --listen 127.0.0.1:0", "halite-run-kv/1/t0"),
+        ("log --writers 2 --readers 2 --seconds 1000", "halite-run-log-"),
+        ("ycsb --workload a --keys 100 --seconds 1000", "/1/h0"),
+        ("kv --listen 127.0.0.1:0", "/1/t0"),
         (&pagerank, "/values.1"),
         ("dsm --rounds 1000000000", "/pages.1"),
     ];

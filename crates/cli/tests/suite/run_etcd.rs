@@ -14,12 +14,12 @@ fn log_waits_for_etcd() {
     let scratch = Scratch::new("etcd-log");
     let Some(mut etcd) = Etcd::start() else { return };
     scratch.ok(&format!("up --nodes 2 --arena 256M --detach --directory {}", etcd.address("log")));
-    let mut command = scratch.command("run log --json --seconds 4");
+    let mut command = scratch.command("run log --name log --json --seconds 4");
     command.stderr(std::fs::File::create(scratch.file("said")).unwrap());
     let mut run = Running::of(command);
     let text = || std::fs::read_to_string(scratch.file("said")).unwrap();
     // The name of any segment: each segment is freed milliseconds after it was filled.
-    eventually(|| scratch.ok("ls --json").contains("halite-run-log/"));
+    eventually(|| scratch.ok("ls --json").contains("\"log/"));
     etcd.kill();
     eventually(|| text().contains("waiting for the directory of names"));
     etcd.run();
