@@ -79,13 +79,16 @@ impl Record {
         self.intervals[..intervals].iter().find_map(|effects| effects.get(request_id))
     }
 
-    /// Returns the effect of the request, and keeps it for as long as a new one.
+    /// Returns the effect of the request, and keeps it for as long as a new one. If the record is full, the effect keeps
+    /// its age: renewed effects take the room of new ones, so that the record stays bounded.
     pub(super) fn renew(&mut self, request_id: &RequestId) -> Option<&Effect> {
-        let renewed = self.intervals[1..].iter_mut().find_map(|effects| effects.remove(request_id));
-        if let Some(effect) = renewed {
+        if !self.is_full()
+            && let Some(effect) =
+                self.intervals[1..].iter_mut().find_map(|effects| effects.remove(request_id))
+        {
             self.insert(*request_id, effect);
         }
-        self.intervals[0].get(request_id)
+        self.intervals.iter().find_map(|effects| effects.get(request_id))
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -129,6 +132,25 @@ impl Record {
 mod tests {
     use super::super::EFFECT_LIFE_NS;
     use super::*;
+
+    #[test]
+    fn renewed_answers_do_not_exceed_the_room_of_new_ones() {
+        const ANSWER_BYTES: usize = 1 << 17;
+        let mut record = Record::new(EFFECT_LIFE_NS);
+        let mut ids = Vec::new();
+        for interval in 1..10 {
+            record.sweep(interval * record.interval_ns);
+            while !record.is_full() {
+                let id = [0, 0, 0, ids.len() as u64];
+                record.insert(id, Effect { status: Status::Done, answer: vec![0; ANSWER_BYTES].into() });
+                ids.push(id);
+            }
+            for id in &ids {
+                record.renew(id);
+            }
+            assert!(record.len() * ANSWER_BYTES <= INTERVALS * (ANSWER_BYTES_MAX + ANSWER_BYTES));
+        }
+    }
 
     /// A copy finds the effect as long as its stamp is valid, at whatever time the first one came.
     #[test]
