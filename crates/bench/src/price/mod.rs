@@ -23,7 +23,7 @@ use std::process::{Command, Stdio};
 use clap::Args;
 
 use self::stepper::{Count, Stepper};
-use self::work::{Kind, ROUNDS};
+use self::work::{OPERATIONS, Operation, ROUNDS};
 
 /// Options of `halite-bench price`.
 #[derive(Args, Debug)]
@@ -71,29 +71,22 @@ pub fn run(options: &Options) -> Result<(), Error> {
     );
     println!("{:<32} {:>14} {:>16} {:>12} {:>9}", "", "(bound)", "(bound)", "", "(system)");
     let mut over_bound = Vec::new();
-    for kind in Kind::ALL {
-        let count = stepper.count_between_marks()?.ok_or(Error::Child(kind.name()))?;
-        let per = |all: u64| all as f64 / (ROUNDS * kind.operations()) as f64;
-        let (instructions, locked) = (per(count.instructions), per(count.locked));
-        let bound = kind.bound();
+    for Operation { name, per_round, bounds, .. } in OPERATIONS {
+        let count = stepper.count_between_marks()?.ok_or(Error::Child(name))?;
+        let per = |all: u64| all as f64 / (ROUNDS * per_round) as f64;
+        let costs = [count.instructions, count.locked, count.allocations].map(per);
+        let [instructions, locked, allocations] = costs;
         println!(
-            "{:<32} {:>7.0} ({:>4}) {:>9.1} ({:>4}) {:>12.1} {:>9.1}",
-            kind.name(),
-            instructions,
-            bound.instructions,
-            locked,
-            bound.locked,
-            per(count.allocations),
+            "{name:<32} {instructions:>7.0} ({:>4}) {locked:>9.1} ({:>4}) {allocations:>12.1} {:>9.1}",
+            bounds[0],
+            bounds[1],
             per(count.system_calls),
         );
-        let is_over_bound = instructions > f64::from(bound.instructions)
-            || locked > f64::from(bound.locked)
-            || per(count.allocations) > f64::from(bound.allocations);
-        if is_over_bound {
-            over_bound.push(kind.name());
+        if costs.iter().zip(bounds).any(|(cost, bound)| *cost > f64::from(bound)) {
+            over_bound.push(name);
         }
         if let Some(file) = &mut addresses {
-            write_addresses(file, kind, &count)?;
+            write_addresses(file, name, &count)?;
         }
     }
     stepper.detach()?;
@@ -109,8 +102,8 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 /// Writes one line per executed instruction: its offset in the file of the program or library, the number of
 /// executions, and the file.
-fn write_addresses(file: &mut File, kind: Kind, count: &Count) -> io::Result<()> {
-    writeln!(file, "{}", kind.name())?;
+fn write_addresses(file: &mut File, name: &str, count: &Count) -> io::Result<()> {
+    writeln!(file, "{name}")?;
     for (place, times) in &count.addresses {
         writeln!(file, "{:#x} {times} {}", place.offset, place.file)?;
     }

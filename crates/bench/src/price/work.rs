@@ -46,9 +46,9 @@ const RECORD: [u8; 16] = [7; 16];
 const KEY: &[u8] = b"user0000000000";
 const VALUE: [u8; 64] = [7; 64];
 
-/// A counted operation.
+/// The kind of a counted operation.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+enum Kind {
     Call,
     Calls,
     Message,
@@ -65,80 +65,40 @@ pub(super) enum Kind {
     Set,
 }
 
-/// Maximum cost of an operation.
-pub(super) struct Bound {
-    pub(super) instructions: u32,
-    pub(super) locked: u32,
-    pub(super) allocations: u32,
+/// A counted operation with its maximum cost.
+pub(super) struct Operation {
+    kind: Kind,
+    pub(super) name: &'static str,
+    /// Number of operations in a round.
+    pub(super) per_round: u64,
+    /// Maximum numbers of instructions, locked instructions and allocations per operation: a little above the present
+    /// cost in a release build, so that any notable increase exceeds them.
+    pub(super) bounds: [u32; 3],
 }
 
-impl Kind {
-    pub(super) const ALL: [Kind; 14] = [
-        Kind::Call,
-        Kind::Calls,
-        Kind::Message,
-        Kind::DirectWrite,
-        Kind::LongWrite,
-        Kind::TaskRead,
-        Kind::PostedWrite,
-        Kind::PostedRead,
-        Kind::PostedTaskRead,
-        Kind::Append,
-        Kind::AppendTogether,
-        Kind::PostedAppend,
-        Kind::Get,
-        Kind::Set,
-    ];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Kind::Call => "call of 8 B, both ends",
-            Kind::Calls => "calls of 8 B, eight together",
-            Kind::Message => "message of 8 B, both ends",
-            Kind::DirectWrite => "write of 8 B, direct",
-            Kind::LongWrite => "write of 1 MiB, direct",
-            Kind::PostedWrite => "write of 8 B, posted",
-            Kind::PostedRead => "read of 8 B, posted",
-            Kind::TaskRead => "read of 64 B by a task, direct",
-            Kind::PostedTaskRead => "read of 64 B by a task, posted",
-            Kind::Append => "log append of 16 B",
-            Kind::AppendTogether => "log appends of 16 B, 64 together",
-            Kind::PostedAppend => "log append of 16 B, posted",
-            Kind::Get => "kv get of 64 B",
-            Kind::Set => "kv set of 64 B, both ends",
-        }
-    }
-
-    /// Returns the number of operations in a round.
-    pub(super) fn operations(self) -> u64 {
-        match self {
-            Kind::Calls => BATCH as u64,
-            Kind::AppendTogether => RECORDS_PER_CALL as u64,
-            _ => 1,
-        }
-    }
-
-    /// Returns the bound: a little above the present cost in a release build, so that any notable increase exceeds it.
-    pub(super) fn bound(self) -> Bound {
-        let (instructions, locked, allocations) = match self {
-            Kind::Call => (2_250, 12, 0),
-            Kind::Calls => (2_350, 9, 2),
-            Kind::Message => (6_200, 40, 3),
-            Kind::DirectWrite => (220, 0, 0),
-            Kind::LongWrite => (103_000, 0, 0),
-            Kind::PostedWrite => (3_600, 30, 0),
-            Kind::PostedRead => (3_900, 36, 0),
-            Kind::TaskRead => (370, 0, 0),
-            Kind::PostedTaskRead => (3_900, 36, 0),
-            Kind::Append => (1_400, 2, 0),
-            Kind::AppendTogether => (310, 2, 1),
-            Kind::PostedAppend => (11_000, 90, 0),
-            Kind::Get => (1_500, 0, 0),
-            Kind::Set => (16_200, 85, 17),
-        };
-        Bound { instructions, locked, allocations }
+impl Operation {
+    const fn new(kind: Kind, name: &'static str, per_round: usize, bounds: [u32; 3]) -> Operation {
+        Operation { kind, name, per_round: per_round as u64, bounds }
     }
 }
+
+/// All operations, in the order of the output. The numbers are operations per round, and the bounds.
+pub(super) const OPERATIONS: [Operation; 14] = [
+    Operation::new(Kind::Call, "call of 8 B, both ends", 1, [2_250, 12, 0]),
+    Operation::new(Kind::Calls, "calls of 8 B, eight together", BATCH, [2_350, 9, 2]),
+    Operation::new(Kind::Message, "message of 8 B, both ends", 1, [6_200, 40, 3]),
+    Operation::new(Kind::DirectWrite, "write of 8 B, direct", 1, [220, 0, 0]),
+    Operation::new(Kind::LongWrite, "write of 1 MiB, direct", 1, [103_000, 0, 0]),
+    Operation::new(Kind::TaskRead, "read of 64 B by a task, direct", 1, [370, 0, 0]),
+    Operation::new(Kind::PostedWrite, "write of 8 B, posted", 1, [3_600, 30, 0]),
+    Operation::new(Kind::PostedRead, "read of 8 B, posted", 1, [3_900, 36, 0]),
+    Operation::new(Kind::PostedTaskRead, "read of 64 B by a task, posted", 1, [3_900, 36, 0]),
+    Operation::new(Kind::Append, "log append of 16 B", 1, [1_400, 2, 0]),
+    Operation::new(Kind::AppendTogether, "log appends of 16 B, 64 together", RECORDS_PER_CALL, [310, 2, 1]),
+    Operation::new(Kind::PostedAppend, "log append of 16 B, posted", 1, [11_000, 90, 0]),
+    Operation::new(Kind::Get, "kv get of 64 B", 1, [1_500, 0, 0]),
+    Operation::new(Kind::Set, "kv set of 64 B, both ends", 1, [16_200, 85, 17]),
+];
 
 /// A clock that advances only in [`World::step`], so that no timer expires while operations are counted.
 #[derive(Default)]
@@ -176,7 +136,7 @@ pub fn run() -> Result<(), Failure> {
     let direct = Pair::new(dirs[0].path(), true)?;
     let posted = Pair::new(dirs[1].path(), false)?;
     let mut works: Vec<Work<'_>> = Vec::new();
-    for kind in Kind::ALL {
+    for Operation { kind, .. } in OPERATIONS {
         let mut work = match kind {
             Kind::PostedWrite | Kind::PostedRead | Kind::PostedTaskRead | Kind::PostedAppend => {
                 posted.work(kind)?
