@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::{chown, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use halite::blocking::Session;
-use halite::{CallCause, Function, NodeId, Permissions, Placement, ServeOptions};
+use halite::{AttachError, CallCause, Function, NodeId, Permissions, Placement, ServeOptions};
+
+use rustix::process::Uid;
 
 use crate::attach::{VERSION, as_user, connect, hello, message, shared_memory};
 use crate::support::{Running, Scratch, eventually};
@@ -110,7 +114,7 @@ fn descriptors_that_a_user_does_not_receive_leave_room_for_another_user() {
     }
     let (nobody, daemon) = (65_534, 1);
     let scratch = Scratch::new("flight");
-    std::os::unix::fs::chown(scratch.file(""), Some(nobody), None).unwrap();
+    chown(scratch.file(""), Some(nobody), None).unwrap();
     let mut node = Command::new("prlimit");
     let as_nobody = as_user(nobody, &scratch.command("node --id 0 --arena 64M --attach-mode 0666"));
     node.arg("--nofile=256:256").arg(as_nobody.get_program()).args(as_nobody.get_args()).env_clear();
@@ -165,6 +169,50 @@ fn a_cancel_directly_behind_the_line_of_a_call_ends_the_call() {
     scratch.ok("down");
 }
 
+#[test]
+fn a_client_attaches_only_to_a_listener_of_the_directorys_owner() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can act as several users");
+        return;
+    }
+    const THEIRS: u32 = 65_534;
+    let scratch = Scratch::new("strangers");
+    scratch.ok("up --nodes 1 --arena 64M --detach --attach-mode 0666");
+    let refused = |dir: &Path| Session::attach(dir).unwrap_err();
+    let sockets = scratch.cluster().join("attach");
+    // The directory of a user whose socket leads to that of another user.
+    let theirs = scratch.file("theirs");
+    std::fs::create_dir_all(theirs.join("attach")).unwrap();
+    symlink(sockets.join("node-0.sock"), theirs.join("attach/node-0.sock")).unwrap();
+    chown(&theirs, Some(THEIRS), None).unwrap();
+    let expected = AttachError::Stranger { dir: theirs.clone(), uid: 0, owner: THEIRS };
+    assert_eq!(refused(&theirs).to_string(), expected.to_string());
+    // Another user has put a socket into the owner's directory.
+    let listener = UnixListener::bind(scratch.file("socket")).unwrap();
+    let linked = scratch.file("linked");
+    std::fs::create_dir_all(linked.join("attach")).unwrap();
+    symlink(scratch.file("socket"), linked.join("attach/node-0.sock")).unwrap();
+    chown(&linked, Some(THEIRS), None).unwrap();
+    assert!(matches!(refused(&linked), AttachError::Stranger { .. }));
+    drop(listener);
+    // A link instead of the folder of sockets, or of the directory.
+    for (dir, link) in [("folder", "folder/attach"), ("whole", "whole")] {
+        let link = scratch.file(link);
+        std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+        symlink(if dir == "whole" { scratch.cluster() } else { sockets.clone() }, &link).unwrap();
+        let refused = refused(&scratch.file(dir));
+        assert!(matches!(refused, AttachError::Io { .. }), "{refused}");
+    }
+    // The default directory of a user is another user's.
+    let uid = 3_000_000_000 + std::process::id();
+    let default = PathBuf::from(format!("/tmp/halite-{uid}"));
+    std::fs::create_dir(&default).unwrap();
+    let refused = as_thread_of(uid, || Session::attach(&default)).unwrap_err();
+    std::fs::remove_dir(&default).unwrap();
+    assert!(matches!(refused, AttachError::ForeignDefault { owner: 0, .. }), "{refused}");
+    scratch.ok("down");
+}
+
 /// The longest of a user's turns is about one slice of one of its sessions, and not one of each.
 #[test]
 #[ignore = "measures: .ci/deep slow"]
@@ -181,7 +229,7 @@ fn many_busy_sessions_do_not_slow_another_user_down() {
     let owner = Session::attach(scratch.cluster()).unwrap();
     owner.alloc(Some("word"), 8, Placement::Local, Permissions::READ).unwrap();
     owner.alloc(Some("long"), LEN as u64, Placement::Local, Permissions::READ).unwrap();
-    let polite = attach_as_another_user(&scratch);
+    let polite = as_thread_of(1, || Session::attach(scratch.cluster())).unwrap();
     let word_of = polite.map("word", Permissions::READ).unwrap();
 
     let mut sessions: Vec<_> = (0..SESSIONS)
@@ -220,15 +268,14 @@ fn many_busy_sessions_do_not_slow_another_user_down() {
     scratch.ok("down");
 }
 
-/// Attaches as the user `daemon`: the kernel reports the user of the thread that connects.
-fn attach_as_another_user(scratch: &Scratch) -> Session {
-    let attach = || {
-        let root = rustix::process::Uid::ROOT;
-        let daemon = rustix::process::Uid::from_raw(1);
-        rustix::thread::set_thread_res_uid(root, daemon, root).expect("root may act as another user");
-        Session::attach(scratch.cluster()).unwrap()
+/// Runs `attach` as another user of this host: the kernel reports the user of the thread that connects.
+fn as_thread_of<T: Send>(uid: u32, attach: impl FnOnce() -> T + Send) -> T {
+    let act = || {
+        let (root, other) = (Uid::ROOT, Uid::from_raw(uid));
+        rustix::thread::set_thread_res_uid(other, other, root).expect("root may act as another user");
+        attach()
     };
-    std::thread::scope(|scope| scope.spawn(attach).join()).expect("the thread does not panic")
+    std::thread::scope(|scope| scope.spawn(act).join()).expect("the thread does not panic")
 }
 
 /// Returns the numbers in a reply, each of which has seven bits per byte.

@@ -1,6 +1,7 @@
 //! Tests of the `halite` program as its users run it.
 
 mod attach;
+mod attach_killed;
 mod attach_raw;
 #[path = "../support/cgroup.rs"]
 mod cgroup;

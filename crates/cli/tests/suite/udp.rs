@@ -67,7 +67,7 @@ fn files_move_over_udp_with_stateless_responders() {
 }
 
 /// Between two nodes there are as many queue pairs as the smaller `--lanes` of both, whether one session uses them or 50
-/// do.
+/// of each node do.
 #[test]
 fn sessions_share_queue_pairs() {
     for (lanes, other, with_equal, with_other) in
@@ -77,23 +77,26 @@ fn sessions_share_queue_pairs() {
         let _up = up(&scratch, &format!("--lanes {lanes}"));
         let mut node = Running::start(&scratch, &format!("node --id 7 --arena 64M --lanes {other}"));
         assert!(node.line().contains("node 7 ready"));
-        let queue_pairs = |node: u32| {
-            let explained = scratch.ok(&format!("explain {node}"));
+        let from = [0, 7].map(|node| Session::attach_to(scratch.cluster(), NodeId(node)).unwrap());
+        let queue_pairs = |from: &Session, node: u32| {
+            let explained = from.explain_peer(NodeId(node)).unwrap().to_string();
             let (before, _) = explained.split_once(", which all sessions share").unwrap();
             before.rsplit("; ").next().unwrap().to_owned()
         };
-        let expected = [with_equal, with_other].map(str::to_owned);
-        assert_eq!([queue_pairs(1), queue_pairs(7)], expected);
-        let sessions: Vec<_> = (0..50)
+        let all = || [queue_pairs(&from[0], 1), queue_pairs(&from[0], 7), queue_pairs(&from[1], 0)];
+        let expected = [with_equal, with_other, with_other].map(str::to_owned);
+        assert_eq!(all(), expected);
+        let sessions: Vec<_> = (0..150)
             .map(|number: u64| {
-                let session = Session::attach_to(scratch.cluster(), NodeId(0)).unwrap();
-                let there = Placement::On(NodeId([1, 7][number as usize % 2]));
+                let (here, there) = [(0, 1), (0, 7), (7, 0)][number as usize % 3];
+                let session = Session::attach_to(scratch.cluster(), NodeId(here)).unwrap();
+                let there = Placement::On(NodeId(there));
                 let lh = session.alloc(None, 8, there, Permissions::all()).unwrap();
                 session.write(lh, 0, &number.to_le_bytes()).unwrap();
                 (session, lh, number)
             })
             .collect();
-        assert_eq!([queue_pairs(1), queue_pairs(7)], expected);
+        assert_eq!(all(), expected);
         for (session, lh, number) in sessions {
             let mut bytes = [0; 8];
             session.read(lh, 0, &mut bytes).unwrap();

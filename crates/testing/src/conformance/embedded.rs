@@ -45,7 +45,9 @@ fn start_over_roce(config: Config) -> Result<Node, JoinError> {
 /// Reason for skipping cases that kill nodes. The scenarios kill nodes that are processes of their own.
 const KILLS_ITSELF: &str = "all nodes are this process, which would kill itself";
 
-/// Cases that attached sessions cannot pass, with the reason.
+/// Cases that attached sessions cannot pass, with the reason. Two things have no case of their own: loads and stores to
+/// other nodes' memory, because clients map no arena, and answers in place, because `lend_answer` of a client returns a
+/// copy.
 const ATTACHED_CANNOT: [(&str, &str); 5] = [
     ("batches_without_a_server_fail", LATE_POST_ERROR),
     (
