@@ -1,4 +1,4 @@
-//! Attached sessions whose clients write their own messages, as no session of the library does.
+//! Clients that write the messages of attached sessions by themselves, unlike the library.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -180,7 +180,7 @@ fn a_client_attaches_only_to_a_listener_of_the_directorys_owner() {
     scratch.ok("up --nodes 1 --arena 64M --detach --attach-mode 0666");
     let refused = |dir: &Path| Session::attach(dir).unwrap_err();
     let sockets = scratch.cluster().join("attach");
-    // The directory of a user whose socket leads to that of another user.
+    // A user's directory, where the socket is a link to another user's.
     let theirs = scratch.file("theirs");
     std::fs::create_dir_all(theirs.join("attach")).unwrap();
     symlink(sockets.join("node-0.sock"), theirs.join("attach/node-0.sock")).unwrap();

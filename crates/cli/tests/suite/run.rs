@@ -507,7 +507,7 @@ fn concurrent_runs_have_distinct_names() {
     }
 }
 
-/// Of the node's user, whose runs join, and of another user, whose runs attach.
+/// Runs of the node's user join the cluster, those of another user attach.
 #[test]
 fn the_next_run_frees_the_regions_of_a_run_whose_processes_were_all_killed() {
     let scratch = Scratch::new("run-killed");

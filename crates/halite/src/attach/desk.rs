@@ -254,7 +254,7 @@ impl Desk {
         match &ended {
             Some(Object::Buffer(window)) => self.change_buffers(-1, window.len()),
             // Otherwise its receives in progress would keep it.
-            Some(object) => drop(object.close()),
+            Some(object) => _ = object.close(),
             None => {}
         }
         drop(ended);
