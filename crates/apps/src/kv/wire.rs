@@ -408,6 +408,7 @@ impl<'a> Answer<'a> {
             Answer::Infinite => (11, 0, &[][..]),
         };
         into.clear();
+        into.reserve(1 + size_of_val(&number) + bytes.len());
         into.push(kind);
         into.extend(i64::to_le_bytes(number));
         into.extend(bytes);
