@@ -4,8 +4,9 @@
 #![no_main]
 
 use halite_rnic::stateless::{
-    Grant, Lane, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, Order, OrderKind, PAYLOAD_BYTES_FIRST,
-    PAYLOAD_BYTES_MAX, Requester, Responder, Rights, SEND_BYTES_MAX, ServerClock, Target, Work,
+    CALL_BYTES_MAX, Grant, Lane, NOTE_BYTES, NOTED_BYTES_MAX, OVERHEAD_BYTES, Order, OrderKind,
+    PAYLOAD_BYTES_FIRST, PAYLOAD_BYTES_MAX, Requester, Responder, Rights, SEND_BYTES_MAX, ServerClock,
+    Target, Work,
 };
 use halite_rnic::wire::{ICRC_BYTES, Qpn};
 use halite_rnic::{Access, Memory, Operation, Refused, Remote, Request, Source};
@@ -105,7 +106,7 @@ fuzz_target!(|input: (u32, u8, u64, u16, u8, u32, Vec<u8>)| {
     };
     let is_too_long = match &work {
         Work::Send { bytes } => bytes.len() > SEND_BYTES_MAX,
-        Work::Call { bytes } => bytes.len() > payload_max,
+        Work::Call { bytes } => bytes.len() > CALL_BYTES_MAX,
         Work::WriteNote { note_and_bytes, .. } => {
             !(NOTE_BYTES..=NOTE_BYTES + NOTED_BYTES_MAX).contains(&note_and_bytes.len())
         }
@@ -161,7 +162,7 @@ fn check_forged_packets(now_ns: u64, rkey: u32, rights: Rights, bytes: &[u8]) {
         Work::Read { address: 0, len: 3_000 },
         Work::FetchAdd { address: 0, add: 1 },
         Work::Write { address: 0, bytes: vec![1; 3_000] },
-        Work::Call { bytes: vec![1; 8] },
+        Work::Call { bytes: vec![1; 3_000] },
     ];
     for (id, work) in (0..).zip(works) {
         requester.post_to(id, rkey, work, true).expect("there is room");
@@ -226,7 +227,9 @@ fn forged_packet(fields: &[u8; FIELDS_BYTES], now_ns: u64, grant: &Grant) -> Vec
         Rights::ReadWrite => 3,
         Rights::AnyKey => 7,
     };
-    let mut packet = vec![0xe0 | kind & 0x1f, 0x40, 0xff, 0xff, 0, 0, 0, 3, 0, 0, 0, 0];
+    // RDC has an opcode apart from the others.
+    let opcode = if choices & 0xc0 == 0xc0 { 0xcf } else { 0xe0 | kind & 0x1f };
+    let mut packet = vec![opcode, 0x40, 0xff, 0xff, 0, 0, 0, 3, 0, 0, 0, 0];
     for field in [number, stamp_ns, address] {
         packet.extend(field.to_be_bytes());
     }
@@ -236,7 +239,7 @@ fn forged_packet(fields: &[u8; FIELDS_BYTES], now_ns: u64, grant: &Grant) -> Vec
     packet.extend([rights, status % 6]);
     packet.extend((carried as u16).to_be_bytes());
     packet.resize(packet.len() + carried.next_multiple_of(4), content);
-    if kind & 0x10 != 0 {
+    if opcode & 0x10 != 0 {
         packet.extend([(number % 4).to_be_bytes(), now_ns.to_be_bytes()].concat());
     }
     let tag = tag(&grant.key, &packet);

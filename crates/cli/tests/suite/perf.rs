@@ -135,6 +135,7 @@ fn many_clients_share_one_server() {
         "--verb call",
         "--verb call --reply-size 1024",
         "--verb call --reply-size 5000",
+        "--verb call -s 5000 --reply-size 8",
         "--initiator server",
         "--initiator server --verb write",
         "--initiator server --verb write --workload rounds",

@@ -12,19 +12,20 @@
 //! ```
 //!
 //! All requesters share the pool. The responder repeats no answer by itself: the requester fetches a lost one by
-//! repeating the call. Of an answer longer than a packet, the CALLA has the first bytes; the requester reads the others
+//! repeating the call. A call longer than a packet arrives in parts (`inputs.rs`). Of an answer longer than a packet, the CALLA has the first bytes; the requester reads the others
 //! from the record by GDCs, each of which keeps the answer in the record for another twice T.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 
-use super::record::RequestId;
+use super::inputs::{Inputs, Part};
+use super::record::{RequestId, requester_id};
 use super::tag::Rights;
-use super::wire::{CALL_BYTES_MAX, PAYLOAD_BYTES_FIRST};
+use super::wire::{CALL_BYTES_MAX, PAYLOAD_BYTES_FIRST, Status};
 use crate::wire::Qpn;
 
 /// Maximum number of messages that the responder's process has not polled, and of calls that it has not answered.
-/// Further ones are refused as busy. So the pool has at most 16 MiB.
+/// Further ones are refused as busy. So the pool has at most 16 MiB, and as much for inputs of several packets.
 const MESSAGES_MAX: usize = 4_096;
 /// Time in ns after which the responder forgets a call without an answer.
 const CALL_LIFE_NS: u64 = 10_000_000_000;
@@ -38,7 +39,7 @@ pub struct Message {
     pub from: SocketAddr,
     /// Number of the requester's queue pair.
     pub qpn: Qpn,
-    /// Bytes of the message from `offset` on: at most [`PAYLOAD_BYTES_MAX`](super::PAYLOAD_BYTES_MAX).
+    /// Bytes of the message from `offset` on: at most [`PAYLOAD_BYTES_MAX`](super::PAYLOAD_BYTES_MAX), or all of a call.
     pub bytes: Vec<u8>,
     /// Offset of `bytes` in the message. The responder keeps no parts; its process joins them. The parts of the
     /// requester's next message arrive only after all of this one.
@@ -83,6 +84,9 @@ pub(super) struct Caller {
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     arrived: VecDeque<Message>,
+    /// Number of bytes of `arrived`.
+    arrived_bytes: usize,
+    inputs: Inputs,
     /// Calls without an answer; the oldest has the smallest id.
     calls: BTreeMap<u64, Caller>,
     /// The keys of `calls`, by request.
@@ -92,25 +96,57 @@ pub(super) struct Inbox {
 
 impl Inbox {
     pub(super) fn is_full(&self) -> bool {
-        self.arrived.len() >= MESSAGES_MAX || self.calls.len() >= MESSAGES_MAX
+        self.arrived.len().max(self.calls.len()) + self.inputs.len() >= MESSAGES_MAX
     }
 
     pub(super) fn is_open(&self, request_id: &RequestId) -> bool {
         self.open_calls.contains_key(request_id)
     }
 
+    /// Returns true if a part of this call's input is missing, and then keeps what has arrived.
+    pub(super) fn hear_input(&mut self, now_ns: u64, request_id: &RequestId) -> bool {
+        self.inputs.hear(now_ns, request_id)
+    }
+
+    /// Reserves memory for the input of a call, of `len` bytes, of which `first` has the first ones.
+    pub(super) fn begin_input(&mut self, now_ns: u64, caller: Caller, first: &[u8], len: usize) -> Status {
+        self.inputs.begin(now_ns, caller, first, len, self.arrived_bytes)
+    }
+
+    /// Adds a part of the input of `call`, whose last `rest` bytes begin with it. Returns `None` if no part of this call is
+    /// missing.
+    pub(super) fn add_part(
+        &mut self,
+        now_ns: u64,
+        call: &RequestId,
+        rest: usize,
+        part: &[u8],
+    ) -> Option<Status> {
+        match self.inputs.add_part(now_ns, call, rest, part) {
+            Part::Unknown => None,
+            Part::Misplaced => Some(Status::Refused),
+            Part::Taken => Some(Status::Done),
+            Part::Last(caller, bytes) => {
+                let len = bytes.len() as u32;
+                self.add(Caller { began_ns: now_ns, ..caller }, bytes, (0, len), 0, true);
+                Some(Status::Done)
+            }
+        }
+    }
+
     /// Adds a message, or the part of one at `offset` of its `len` bytes.
     pub(super) fn add(
         &mut self,
         caller: Caller,
-        bytes: &[u8],
+        bytes: Vec<u8>,
         (offset, len): (u32, u32),
         written_bytes: u32,
         is_call: bool,
     ) {
         let id = self.next_id;
         self.next_id += 1;
-        let (Caller { from, qpn, .. }, bytes) = (caller, bytes.to_vec());
+        let Caller { from, qpn, .. } = caller;
+        self.arrived_bytes += bytes.len();
         self.arrived.push_back(Message { id, from, qpn, bytes, offset, len, written_bytes, is_call });
         if is_call {
             self.open_calls.insert(caller.request_id, id);
@@ -119,7 +155,9 @@ impl Inbox {
     }
 
     pub(super) fn poll(&mut self) -> Option<Message> {
-        self.arrived.pop_front()
+        let message = self.arrived.pop_front()?;
+        self.arrived_bytes -= message.bytes.len();
+        Some(message)
     }
 
     pub(super) fn has_call(&self, id: u64) -> bool {
@@ -135,19 +173,22 @@ impl Inbox {
 
     /// Removes the calls of a requester.
     pub(super) fn close_of(&mut self, from: SocketAddr, qpn: Qpn) {
+        self.inputs.close_of(&requester_id(from, qpn));
         let of_it = self.calls.extract_if(.., |_, caller| (caller.from, caller.qpn) == (from, qpn));
         for (_, caller) in of_it {
             self.open_calls.remove(&caller.request_id);
         }
     }
 
-    /// Returns the time in ns at which [`Inbox::sweep`] removes a call; `None` if there is no call.
+    /// Returns the time in ns at which [`Inbox::sweep`] may free memory; `None` if there is none to free.
     pub(super) fn sweep_ns(&self) -> Option<u64> {
-        self.calls.first_key_value().map(|(_, caller)| caller.began_ns + CALL_LIFE_NS)
+        let calls = self.calls.first_key_value().map(|(_, caller)| caller.began_ns + CALL_LIFE_NS);
+        calls.into_iter().chain(self.inputs.sweep_ns()).min()
     }
 
-    /// Removes calls that are older than [`CALL_LIFE_NS`].
-    pub(super) fn sweep(&mut self, now_ns: u64) {
+    /// Removes calls that are older than [`CALL_LIFE_NS`], and inputs of which no packet has arrived for `input_life_ns`.
+    pub(super) fn sweep(&mut self, now_ns: u64, input_life_ns: u64) {
+        self.inputs.sweep(now_ns, input_life_ns);
         while let Some((id, caller)) = self.calls.first_key_value() {
             if now_ns.saturating_sub(caller.began_ns) < CALL_LIFE_NS {
                 return;

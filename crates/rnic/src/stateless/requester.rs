@@ -205,8 +205,8 @@ impl Requester {
     /// unless the grant is one of this key, or of all keys. If `overlaps` is true, the responder may execute the request
     /// at the same time as the one posted before it.
     pub fn post_to(&mut self, id: u64, rkey: u32, work: Work, overlaps: bool) -> Result<(), PostError> {
-        if work.is_too_long(self.payload_bytes) {
-            return Err(PostError::MessageTooLong { packet_bytes_max: self.payload_bytes });
+        if work.is_too_long() {
+            return Err(PostError::MessageTooLong);
         }
         if u32::try_from(work.len()).is_err() {
             return Err(PostError::TooLong);
@@ -265,7 +265,7 @@ impl Requester {
                 return None;
             }
             if running.sent < running.pieces.len() {
-                return Some(index);
+                return running.may_send().then_some(index);
             }
         }
         let begins = |posted: &Posted| posted.overlaps || self.running.is_empty();
@@ -360,7 +360,9 @@ impl Requester {
             false => {
                 let (address, placed) = current.work.place(offset, len);
                 let carried = current.work.write_payload(offset..offset + len, &mut buffer[PAYLOAD_AT..]);
-                (current.work.kind(), address, placed, carried)
+                let kind = current.kind_of(piece);
+                let address = if kind == Kind::Rdc { current.pieces[0].number } else { address };
+                (kind, address, placed, carried)
             }
         };
         let has_room = carried + ACK_BYTES <= self.payload_bytes;
@@ -434,8 +436,8 @@ impl Requester {
         ack: Ack,
         memory: &impl Memory,
     ) {
-        let Some((index, _)) = self.sent_as(ack.number) else { return };
-        let kind = self.running[index].work.kind().answer();
+        let Some((index, place)) = self.sent_as(ack.number) else { return };
+        let kind = self.running[index].kind_of(place).answer();
         let Some(kind) = kind.filter(|kind| matches!(kind, Kind::Rda | Kind::Senda)) else { return };
         let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
         let Ack { number, stamp_ns } = ack;
@@ -466,6 +468,7 @@ impl Requester {
         let Some((index, place)) = self.sent_as(packet.number) else { return };
         let kept_until_ns = self.orders.kept_until_ns(self.running[index].origin);
         let current = &mut self.running[index];
+        let kind = current.kind_of(place);
         let piece = &mut current.pieces[place];
         clock.learn(now_ns, packet.stamp_ns);
         if piece.is_answered {
@@ -490,7 +493,7 @@ impl Requester {
             }
             return;
         }
-        if Some(packet.kind) != current.work.kind().answer() {
+        if Some(packet.kind) != kind.answer() {
             return;
         }
         match packet.status {
@@ -500,6 +503,8 @@ impl Requester {
                     return;
                 }
                 current.bytes = packet.payload.to_vec();
+                // All parts of the input have arrived, whether this end knows it or not.
+                current.keep_first_piece();
                 if len == packet.payload.len() {
                     self.mark_answered(now_ns, packet.stamp_ns, (index, place), memory);
                 } else {
@@ -522,6 +527,11 @@ impl Requester {
             Status::Expired if current.answer_of.is_some() => {
                 self.fail(now_ns, index, place, Outcome::MaybeDone);
             }
+            // What has failed is neither begun anew nor awaited.
+            Status::Expired | Status::InProgress if current.failed.is_some() => {
+                current.mark_answered(place);
+                self.end_first(now_ns);
+            }
             // If a copy had been executed, the record would still have it.
             Status::Expired if now_ns.saturating_sub(piece.first_sent_ns) < 2 * self.grant.effect_life_ns => {
                 let patience_ns = self.patience_ns.unwrap_or(0);
@@ -536,11 +546,13 @@ impl Requester {
                 self.next_number += 1;
             }
             Status::Expired => self.fail(now_ns, index, place, Outcome::MaybeDone),
+            // The responder has forgotten the call, which it may have executed before.
+            Status::Refused if kind == Kind::Rdc => self.fail(now_ns, index, place, Outcome::MaybeDone),
             Status::Refused => self.fail(now_ns, index, place, Outcome::Refused),
             // The call is answered when the responder's process has executed it, however long that takes.
             Status::InProgress => {
                 (piece.due_ns, piece.attempts, piece.began_ns) = (now_ns + REMINDER_NS, 1, Some(now_ns));
-                piece.is_known = true;
+                (piece.is_known, piece.is_busy) = (true, false);
             }
         }
     }
@@ -691,6 +703,28 @@ impl Running {
             in_flight,
             failed: None,
         }
+    }
+
+    /// Returns the kind of a packet.
+    fn kind_of(&self, place: usize) -> Kind {
+        if self.is_part(place) { Kind::Rdc } else { self.work.kind() }
+    }
+
+    /// Returns true if the packet is a part of the input of a call, which follows the call itself.
+    fn is_part(&self, place: usize) -> bool {
+        place > 0 && matches!(self.work, Work::Call { .. })
+    }
+
+    /// Returns true if the next packet may be sent: the responder must know a call before the parts of its input.
+    fn may_send(&self) -> bool {
+        !self.is_part(self.sent) || self.pieces[0].is_known && !self.pieces[0].is_busy
+    }
+
+    /// Forgets all packets but the first, which has no answer yet.
+    fn keep_first_piece(&mut self) {
+        self.pieces.truncate(1);
+        (self.first_open, self.sent, self.answered) = (0, 1, 0);
+        self.in_flight = self.pieces[0].weight();
     }
 
     /// Returns the sent packets from the first unanswered one on, with their indices.

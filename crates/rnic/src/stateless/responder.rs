@@ -185,7 +185,7 @@ impl Responder {
     pub fn sweep(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
         self.record.sweep(self.now_ns);
-        self.inbox.sweep(self.now_ns);
+        self.inbox.sweep(self.now_ns, 2 * self.effect_life_ns);
     }
 
     /// Returns the time in ns at which [`Responder::sweep`] frees memory; `None` if there is none to free.
@@ -294,6 +294,7 @@ impl Responder {
         let (status, len) = match packet.kind {
             Kind::Gd => self.read(&packet, memory, payload),
             Kind::Gdc => self.read_answer(from, &packet, payload),
+            Kind::Rdc => (self.take_part(now_ns, from, &packet), 0),
             Kind::Ea | Kind::Cqep => {
                 self.orders.handle_answer(now_ns, from, &packet, memory);
                 (Status::Done, 0)
@@ -379,6 +380,31 @@ impl Responder {
         (Status::Done, len)
     }
 
+    /// Takes a part of the input of a call.
+    // [ROCE-STATELESS-16]
+    fn take_part(&mut self, now_ns: u64, from: SocketAddr, packet: &Packet<'_>) -> Status {
+        let call = request_id(from, &Packet { number: packet.address, ..*packet });
+        if self.has_expired(now_ns, packet) {
+            self.counters.expired += 1;
+            return Status::Expired;
+        }
+        let status = self.inbox.add_part(now_ns, &call, packet.len as usize, packet.payload);
+        let is_repeated =
+            status.is_none() && (self.inbox.is_open(&call) || self.record.find(&call, 0).is_some());
+        match status {
+            _ if is_repeated => self.counters.repeated += 1,
+            Some(Status::Done) => self.counters.done += 1,
+            _ => self.counters.refused += 1,
+        }
+        status.unwrap_or(if is_repeated { Status::Done } else { Status::Refused })
+    }
+
+    /// Returns true if the request's stamp is too old, or too far ahead of the clock.
+    fn has_expired(&self, now_ns: u64, packet: &Packet<'_>) -> bool {
+        packet.stamp_ns.saturating_add(self.effect_life_ns) < now_ns
+            || packet.stamp_ns > now_ns.saturating_add(AHEAD_NS_MAX)
+    }
+
     /// Executes a request, unless it is recorded, in progress or expired, or the record or the pool is full. Copies the
     /// payload of the answer to `payload`, and returns its length; `None` if the responder's process will answer.
     fn execute_once(
@@ -397,12 +423,13 @@ impl Responder {
             return Some((*status, first.len()));
         }
         let is_message = matches!(packet.kind, Kind::Send | Kind::Call | Kind::Rdm);
-        if packet.kind == Kind::Call && self.inbox.is_open(&request_id) {
+        if packet.kind == Kind::Call
+            && (self.inbox.is_open(&request_id) || self.inbox.hear_input(now_ns, &request_id))
+        {
             self.counters.repeated += 1;
             return Some((Status::InProgress, 0));
         }
-        let is_old = packet.stamp_ns.saturating_add(self.effect_life_ns) < now_ns;
-        if is_old || packet.stamp_ns > now_ns.saturating_add(AHEAD_NS_MAX) {
+        if self.has_expired(now_ns, packet) {
             self.counters.expired += 1;
             return Some((Status::Expired, 0));
         }
@@ -413,7 +440,17 @@ impl Responder {
         let executed = match packet.kind {
             Kind::Rd => write(packet, packet.payload, memory).map(|()| 0),
             Kind::Send | Kind::Call | Kind::Rdm => {
-                let Packet { kind, qpn, number, rkey, rights, payload, address, .. } = *packet;
+                let Packet { kind, qpn, number, rkey, rights, payload, address, len, .. } = *packet;
+                let caller = Caller { request_id, from, qpn, number, rkey, rights, began_ns: now_ns };
+                if kind == Kind::Call && payload.len() < len as usize {
+                    let status = self.inbox.begin_input(now_ns, caller, payload, len as usize);
+                    match status {
+                        Status::InProgress => self.counters.done += 1,
+                        Status::Busy => self.counters.busy += 1,
+                        _ => self.counters.expired += 1,
+                    }
+                    return Some((status, 0));
+                }
                 let (note, bytes) =
                     payload.split_at(if kind == Kind::Rdm { NOTE_BYTES } else { payload.len() });
                 let written = if kind == Kind::Rdm { write(packet, bytes, memory) } else { Ok(()) };
@@ -422,8 +459,7 @@ impl Responder {
                         Kind::Send => (address as u32, (address >> 32) as u32),
                         _ => (0, note.len() as u32),
                     };
-                    let caller = Caller { request_id, from, qpn, number, rkey, rights, began_ns: now_ns };
-                    self.inbox.add(caller, note, place, bytes.len() as u32, kind == Kind::Call);
+                    self.inbox.add(caller, note.to_vec(), place, bytes.len() as u32, kind == Kind::Call);
                     0
                 })
             }

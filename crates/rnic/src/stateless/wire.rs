@@ -1,7 +1,7 @@
 //! The packet format of stateless pairs: a transport header, one header for all kinds, a payload, and a tag.
 //!
 //! ```text
-//!   BTH, 12 bytes: opcode 0xe0 to 0xef, queue pair of the requester, packet number = lower bits of `number`
+//!   BTH, 12 bytes: opcode 0xe0 to 0xef or 0xcf, queue pair of the requester, packet number = lower bits of `number`
 //!   0        8        16       24     28     32      36       37        38
 //!  | number | stamp  | address| rkey | len  | epoch | rights | status  | payload len |     40 bytes, big-endian
 //!   payload, padded to 4 ─ acknowledgement, 16 bytes, if bit 0x10 of the opcode is set ─ tag, 16 bytes ─ ICRC, 4 bytes
@@ -33,8 +33,10 @@ pub const NOTE_BYTES: usize = 8;
 /// Maximum length in bytes of a message that a [`Work::Send`](super::Work::Send) carries in several packets.
 pub const SEND_BYTES_MAX: usize = 1 << 17;
 
-/// Maximum length in bytes of the answer to a [`Work::Call`](super::Work::Call).
+/// Maximum length in bytes of a [`Work::Call`](super::Work::Call), and of its answer.
 pub const CALL_BYTES_MAX: usize = 1 << 17;
+/// Length in bytes of a part of a call's input. A packet has one or several, and the last part may be shorter.
+pub(super) const PART_BYTES: usize = PAYLOAD_BYTES_FIRST;
 /// Length in bytes of the number of a call, the payload of a [`Kind::Gdc`].
 pub(super) const CALL_NUMBER_BYTES: usize = 8;
 
@@ -77,6 +79,8 @@ pub(super) enum Kind {
     Rdm,
     /// Give data of an answer: a read of the recorded answer to a call, whose number is the payload.
     Gdc,
+    /// Receive data of an input: parts of the input of a call, whose number is the address.
+    Rdc = 0xcf,
 }
 
 /// The end that handles a packet; see [`receiver_of`].
@@ -101,7 +105,7 @@ pub fn receiver_of(packet: &[u8]) -> Option<Receiver> {
 
 impl Kind {
     /// All kinds, in the order of their opcodes.
-    const ALL: [Kind; 16] = [
+    const ALL: [Kind; 17] = [
         Kind::Rd,
         Kind::Rda,
         Kind::Gd,
@@ -118,6 +122,7 @@ impl Kind {
         Kind::Calla,
         Kind::Rdm,
         Kind::Gdc,
+        Kind::Rdc,
     ];
 
     fn from_opcode(opcode: u8) -> Option<Kind> {
@@ -131,14 +136,14 @@ impl Kind {
                 Some(Receiver::Responder)
             }
             Kind::Rda | Kind::Gda | Kind::Ata | Kind::Senda => Some(Receiver::Requester),
-            Kind::Wqep | Kind::Ea | Kind::Cqep | Kind::Call | Kind::Calla | Kind::Gdc => None,
+            Kind::Wqep | Kind::Ea | Kind::Cqep | Kind::Call | Kind::Calla | Kind::Gdc | Kind::Rdc => None,
         }
     }
 
     /// Returns the kind of the answer to a request; `None` if packets of this kind are no requests.
     pub(super) fn answer(self) -> Option<Kind> {
         match self {
-            Kind::Rd | Kind::Rdm => Some(Kind::Rda),
+            Kind::Rd | Kind::Rdm | Kind::Rdc => Some(Kind::Rda),
             Kind::Gd | Kind::Gdc => Some(Kind::Gda),
             Kind::Cqep => Some(Kind::Ea),
             Kind::FetchAdd | Kind::CompareSwap => Some(Kind::Ata),
@@ -159,7 +164,7 @@ pub(super) enum Status {
     Busy,
     /// The memory does not exist, or the grant does not permit this access. The request had no effect.
     Refused,
-    /// The responder's process has the call, and has not answered it yet.
+    /// The responder waits for the rest of the call's input, or its process has the call and has not answered it yet.
     InProgress,
 }
 
@@ -185,8 +190,8 @@ pub(super) struct Packet<'a> {
     pub(super) address: u64,
     pub(super) rkey: u32,
     /// In a GD, the number of bytes to read. In an RD, the number of bytes from `address` to the end of the request, of
-    /// which the payload has the first ones; in an RDM also the length of its message. In other packets, the length of
-    /// the payload.
+    /// which the payload has the first ones; in an RDM also the length of its message. In a CALL, the length of its
+    /// input, and in an RDC, the number of bytes to its end. In other packets, the length of the payload.
     pub(super) len: u32,
     pub(super) epoch: u32,
     pub(super) rights: Rights,
@@ -227,6 +232,10 @@ impl<'a> Packet<'a> {
             Kind::Gdc => carried == CALL_NUMBER_BYTES,
             // Every packet but the last one has a payload, so each makes progress.
             Kind::Rd => carried <= len as usize && (carried > 0 || len == 0),
+            Kind::Call | Kind::Rdc => {
+                let is_whole = carried == len as usize || carried.is_multiple_of(PART_BYTES) && carried > 0;
+                len as usize <= CALL_BYTES_MAX && carried <= len as usize && is_whole
+            }
             Kind::Rdm => carried <= len as usize && (carried > NOTE_BYTES || len as usize == carried),
             _ => carried == len as usize,
         };

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::wire::{Kind, NOTE_BYTES, NOTED_BYTES_MAX, SEND_BYTES_MAX};
+use super::wire::{CALL_BYTES_MAX, Kind, NOTE_BYTES, NOTED_BYTES_MAX, PART_BYTES, SEND_BYTES_MAX};
 
 /// Maximum number of posted requests.
 pub(super) const POSTED_MAX: usize = 128;
@@ -58,7 +58,7 @@ pub enum Work {
         /// The note, and then the bytes to write.
         note_and_bytes: Vec<u8>,
     },
-    /// Sends a message of at most one packet to the responder's process, which answers it.
+    /// Sends a message of at most [`CALL_BYTES_MAX`] bytes to the responder's process, which gets it whole and answers it.
     /// [`Outcome::Success`] returns the answer. Later requests of the requester wait until then.
     Call {
         /// The bytes of the message.
@@ -108,15 +108,16 @@ impl Work {
                 (address.wrapping_add(offset as u64), note_and_bytes.len() - offset)
             }
             Work::Send { bytes } => ((bytes.len() as u64) << 32 | offset as u64, len),
+            Work::Call { bytes } => (0, bytes.len() - offset),
             _ => (self.address().wrapping_add(offset as u64), len),
         }
     }
 
-    /// Returns true if the request exceeds the maximum length of its kind. A packet has up to `payload_bytes` of payload.
-    pub(super) fn is_too_long(&self, payload_bytes: usize) -> bool {
+    /// Returns true if the request exceeds the maximum length of its kind.
+    pub(super) fn is_too_long(&self) -> bool {
         match self {
             Work::Send { bytes } => bytes.len() > SEND_BYTES_MAX,
-            Work::Call { bytes } => bytes.len() > payload_bytes,
+            Work::Call { bytes } => bytes.len() > CALL_BYTES_MAX,
             Work::WriteNote { note_and_bytes, .. } => {
                 !(NOTE_BYTES..=NOTE_BYTES + NOTED_BYTES_MAX).contains(&note_and_bytes.len())
             }
@@ -149,6 +150,7 @@ impl Work {
         match self {
             Work::Read { .. } | Work::Write { .. } | Work::Send { .. } => payload_bytes,
             Work::WriteNote { .. } => payload_bytes - NOTE_BYTES,
+            Work::Call { bytes } if bytes.len() > payload_bytes => payload_bytes / PART_BYTES * PART_BYTES,
             Work::FetchAdd { .. } | Work::CompareSwap { .. } | Work::Call { .. } => usize::MAX,
         }
     }
@@ -220,11 +222,8 @@ pub enum PostError {
     TooLong,
     /// The message, or the bytes of a write with a note, exceed their maximum.
     #[error(
-        "the message is too long: a call may have {packet_bytes_max} bytes, a message {SEND_BYTES_MAX}, and a write with a \
+        "the message is too long: a call may have {CALL_BYTES_MAX} bytes, a message {SEND_BYTES_MAX}, and a write with a \
          note {NOTED_BYTES_MAX}; write longer data to memory"
     )]
-    MessageTooLong {
-        /// Maximum payload of a packet of this requester.
-        packet_bytes_max: usize,
-    },
+    MessageTooLong,
 }

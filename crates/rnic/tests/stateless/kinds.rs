@@ -21,12 +21,18 @@ pub(super) fn acts() -> Vec<(&'static str, Act)> {
         ("SEND", Act::Request(Work::Send { bytes: bytes.clone() })),
         ("CALL", Act::Request(Work::Call { bytes: bytes.clone() })),
         ("CALL with a long answer", Act::LongCall),
+        ("CALL with a long input", Act::Request(Work::Call { bytes: long_input(3 * PAYLOAD_BYTES_FIRST) })),
         ("RDM", Act::Request(Work::WriteNote { address: 0, note_and_bytes: bytes.repeat(2) })),
         ("WQEP of a short read", Act::Order(OrderKind::Read, 8)),
         ("WQEP of a short write", Act::Order(OrderKind::Write, 8)),
         ("WQEP of a read", Act::Order(OrderKind::Read, PAYLOAD_BYTES_FIRST + 1)),
         ("WQEP of a write", Act::Order(OrderKind::Write, PAYLOAD_BYTES_FIRST + 1)),
     ]
+}
+
+/// Returns an input of `len` bytes whose parts differ.
+pub(super) fn long_input(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index % 251) as u8).collect()
 }
 
 /// Begins what takes effect, and lets time pass until it completes with success.

@@ -3,6 +3,7 @@
 mod acks;
 mod calls;
 mod cut_off;
+mod inputs;
 mod kinds;
 mod lane;
 mod orders;
@@ -744,13 +745,12 @@ fn a_call_without_an_answer_is_forgotten_after_ten_seconds() {
 #[test]
 fn messages_beyond_their_maximum_are_refused() {
     let mut world = World::new(Rights::Read);
-    let bytes = vec![0; PAYLOAD_BYTES_FIRST + 1];
+    let bytes = vec![0; CALL_BYTES_MAX + 1];
     let note = |len| Work::WriteNote { address: 0, note_and_bytes: vec![0; len] };
     let send = Work::Send { bytes: vec![0; SEND_BYTES_MAX + 1] };
     let longest = NOTE_BYTES + NOTED_BYTES_MAX;
     for work in [send, Work::Call { bytes }, note(longest + 1), note(NOTE_BYTES - 1)] {
-        let packet_bytes_max = PAYLOAD_BYTES_FIRST;
-        assert_eq!(world.requester.post(1, work), Err(PostError::MessageTooLong { packet_bytes_max }));
+        assert_eq!(world.requester.post(1, work), Err(PostError::MessageTooLong));
     }
 }
 

@@ -103,6 +103,7 @@ fn one_percent_loss_of_any_kind_leaves_at_least_half_of_the_goodput() {
             "SEND" => &[("SEND", 0xea), ("SENDA", 0xeb)],
             "CALL" => &[("CALL", 0xec), ("CALLA", 0xed)],
             "CALL with a long answer" => &[("GDC", 0xef), ("GDA", 0xe3)],
+            "CALL with a long input" => &[("CALL", 0xec), ("RDC", 0xcf), ("RDA", 0xe1)],
             "RDM" => &[("RDM", 0xee), ("RDA", 0xe1)],
             "WQEP of a read" => &[("WQEP", 0xe4), ("RD", 0xe0), ("RDA", 0xe1), ("CQEP", 0xe6), ("EA", 0xe5)],
             "WQEP of a write" => &[("WQEP", 0xe4), ("GD", 0xe2), ("GDA", 0xe3), ("CQEP", 0xe6)],

@@ -93,12 +93,12 @@ const RKEY: u32 = 1;
 const STATEFUL_MAX: u32 = 10_000;
 /// Maximum number of clients without queue pairs.
 const CLIENTS_MAX: u32 = 1_000_000;
-/// Maximum length of an operation: one packet.
+/// Maximum length of a read or write: one packet.
 const BYTES_MAX: u64 = 1_024;
 /// Length of the address in a call.
 const ADDRESS_BYTES: u64 = size_of::<u64>() as u64;
-/// Maximum length of the answer to a call.
-const REPLY_BYTES_MAX: u64 = 64 << 10;
+/// Maximum length of a call, and of its answer.
+const CALL_BYTES_MAX: u64 = 64 << 10;
 /// Number of requests before the measurement, in percent of the measured requests.
 const WARM_UP_PERCENT: u64 = 10;
 
@@ -241,17 +241,21 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
         ))
         .into());
     }
-    if !(1..=BYTES_MAX).contains(&size) {
-        return Err(wrong(&format!("-s must be from 1 to {BYTES_MAX} bytes: one packet")).into());
+    let longest = if verb == Verb::Call { CALL_BYTES_MAX } else { BYTES_MAX };
+    if !(1..=longest).contains(&size) {
+        let limits = format!(
+            "-s must be from 1 to {BYTES_MAX} bytes, one packet, and to {CALL_BYTES_MAX} with --verb call"
+        );
+        return Err(wrong(&limits).into());
     }
     let reply_size = args.reply_size.map(|size| size.0);
     if let Some(reply_size) = reply_size {
         if verb != Verb::Call {
             return Err(wrong("--reply-size needs --verb call").into());
         }
-        if !(1..=REPLY_BYTES_MAX).contains(&reply_size) || size < ADDRESS_BYTES {
+        if !(1..=CALL_BYTES_MAX).contains(&reply_size) || size < ADDRESS_BYTES {
             let limits = format!(
-                "--reply-size must be from 1 to {REPLY_BYTES_MAX} bytes, and -s at least {ADDRESS_BYTES}: a call names an address"
+                "--reply-size must be from 1 to {CALL_BYTES_MAX} bytes, and -s at least {ADDRESS_BYTES}: a call names an address"
             );
             return Err(wrong(&limits).into());
         }

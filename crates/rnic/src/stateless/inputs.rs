@@ -1,0 +1,159 @@
+//! Inputs of calls that take several packets.
+//!
+//! ```text
+//!   requester                                       responder
+//!     CALL: number, length, the first bytes ────────────► reserves memory for all
+//!     ◄───────────────────────── CALLA: in progress ───┘
+//!     RDC: the call's number, the bytes of a part ──────► copies them
+//!     ◄────────────────────────────────────── RDA ─────┘
+//!     ...                                                 all are there: pool of messages ──► process
+//! ```
+//!
+//! The responder takes parts only of a call for which it has reserved memory, each part once. So a part has no effect
+//! that the record would have to keep. A requester has one such input at a time, because it has one call at a time. The
+//! responder forgets an input of which no packet has arrived for twice T.
+
+use std::collections::HashMap;
+
+use super::inbox::Caller;
+use super::record::{RequestId, RequesterId};
+use super::wire::{CALL_BYTES_MAX, PART_BYTES, Status};
+
+/// Maximum number of bytes of the inputs that have not arrived completely and of the messages that the responder's
+/// process has not polled. Further inputs are refused as busy.
+const INPUT_BYTES_MAX: usize = 16 << 20;
+
+/// Inputs of which parts are missing.
+#[derive(Debug, Default)]
+pub(super) struct Inputs {
+    inputs: HashMap<RequesterId, Input>,
+    /// Sum of the lengths of all inputs.
+    bytes: usize,
+    sweep_ns: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Input {
+    caller: Caller,
+    bytes: Vec<u8>,
+    /// Bit n is set if the bytes from n times [`PART_BYTES`] on are missing.
+    missing: u128,
+    heard_ns: u64,
+}
+
+const _: () = assert!(CALL_BYTES_MAX.div_ceil(PART_BYTES) == u128::BITS as usize);
+
+/// The outcome of a part.
+#[derive(Debug)]
+pub(super) enum Part {
+    /// The responder waits for no input of this call.
+    Unknown,
+    /// The input has no such part.
+    Misplaced,
+    Taken,
+    /// Nothing is missing any more.
+    Last(Caller, Vec<u8>),
+}
+
+impl Inputs {
+    pub(super) fn len(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Returns true if the responder waits for the input of this call, and then keeps what has arrived.
+    pub(super) fn hear(&mut self, now_ns: u64, call: &RequestId) -> bool {
+        let input = self.find(call);
+        input.map(|input| input.heard_ns = now_ns).is_some()
+    }
+
+    /// Reserves memory for an input of `len` bytes, of which `first` has the first ones. `other_bytes` are those of the
+    /// messages. Ends the requester's earlier input.
+    pub(super) fn begin(
+        &mut self,
+        now_ns: u64,
+        caller: Caller,
+        first: &[u8],
+        len: usize,
+        other_bytes: usize,
+    ) -> Status {
+        let [requester @ .., number] = caller.request_id;
+        if self.inputs.get(&requester).is_some_and(|input| input.caller.number > number) {
+            // The requester has given this call up.
+            return Status::Expired;
+        }
+        self.remove(&requester);
+        if self.bytes + other_bytes + len > INPUT_BYTES_MAX {
+            return Status::Busy;
+        }
+        self.bytes += len;
+        let mut bytes = Vec::with_capacity(len);
+        bytes.extend_from_slice(first);
+        bytes.resize(len, 0);
+        let (all, arrived) = (len.div_ceil(PART_BYTES), first.len() / PART_BYTES);
+        let missing = (u128::MAX >> (u128::BITS as usize - all)) & (u128::MAX << arrived);
+        self.inputs.insert(requester, Input { caller, bytes, missing, heard_ns: now_ns });
+        self.sweep_ns.get_or_insert(now_ns);
+        Status::InProgress
+    }
+
+    /// Copies a part of a call's input, whose last `rest` bytes begin with it.
+    pub(super) fn add_part(&mut self, now_ns: u64, call: &RequestId, rest: usize, part: &[u8]) -> Part {
+        let Some(input) = self.find(call) else { return Part::Unknown };
+        let len = input.bytes.len();
+        let is_whole = part.len() == rest || part.len().is_multiple_of(PART_BYTES);
+        let Some(begin) = len.checked_sub(rest).filter(|begin| is_whole && begin.is_multiple_of(PART_BYTES))
+        else {
+            return Part::Misplaced;
+        };
+        input.heard_ns = now_ns;
+        for (index, bytes) in part.chunks(PART_BYTES).enumerate() {
+            let (at, bit) = (begin + index * PART_BYTES, 1 << (begin / PART_BYTES + index));
+            if input.missing & bit != 0 {
+                input.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+                input.missing &= !bit;
+            }
+        }
+        if input.missing != 0 {
+            return Part::Taken;
+        }
+        let [requester @ .., _] = *call;
+        self.remove(&requester).map_or(Part::Unknown, |input| Part::Last(input.caller, input.bytes))
+    }
+
+    /// Forgets the input of a requester, and returns it.
+    fn remove(&mut self, requester: &RequesterId) -> Option<Input> {
+        let input = self.inputs.remove(requester)?;
+        self.bytes -= input.bytes.len();
+        Some(input)
+    }
+
+    pub(super) fn close_of(&mut self, requester: &RequesterId) {
+        self.remove(requester);
+    }
+
+    fn find(&mut self, call: &RequestId) -> Option<&mut Input> {
+        let [requester @ .., number] = *call;
+        self.inputs.get_mut(&requester).filter(|input| input.caller.number == number)
+    }
+
+    pub(super) fn sweep_ns(&self) -> Option<u64> {
+        self.sweep_ns
+    }
+
+    /// Forgets the inputs of which no packet has arrived for `life_ns`. Looks at them twice in this time.
+    pub(super) fn sweep(&mut self, now_ns: u64, life_ns: u64) {
+        if self.sweep_ns.is_none_or(|at_ns| now_ns < at_ns) {
+            return;
+        }
+        let bytes = &mut self.bytes;
+        self.inputs.retain(|_, input| {
+            let stays = now_ns.saturating_sub(input.heard_ns) < life_ns;
+            *bytes -= if stays { 0 } else { input.bytes.len() };
+            stays
+        });
+        self.sweep_ns = Some(now_ns + life_ns / 2);
+        if self.inputs.is_empty() {
+            *self = Inputs::default();
+        }
+    }
+}
