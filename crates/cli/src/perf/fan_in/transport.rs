@@ -16,8 +16,14 @@ const _: () = assert!(PAYLOAD_BYTES_FIRST as u64 >= BYTES_MAX);
 /// Time without an answer after which the other side counts as gone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Size of a socket's receive buffer in bytes, as far as the system permits it. It has room for the windows of the clients
+/// that have long calls or answers.
+const RECEIVE_BYTES: usize = 4 << 20;
+
 pub fn open() -> io::Result<UdpSocket> {
-    UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES)?;
+    Ok(socket)
 }
 
 pub fn at(port: u16) -> SocketAddr {
