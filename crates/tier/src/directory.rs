@@ -164,7 +164,7 @@ pub enum DirectoryEvent {
     /// A node has paired with this node.
     Paired(NodeIncarnation),
     /// The pairing of a node with this node has ended.
-    Parted {
+    Disconnected {
         /// The node whose pairing has ended.
         incarnation: NodeIncarnation,
         /// True if the node is expected to connect and report its names.

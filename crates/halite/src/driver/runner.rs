@@ -256,7 +256,7 @@ impl Runner {
                 }
             }
             FabricEvent::ConnectFailed(failure) => {
-                engine.handle_stranger(&failure.address);
+                engine.handle_join_dial_failed(&failure.address);
                 self.dialling.failed.push(failure);
             }
             // Posts that wait in the runner are retried when it settles.
@@ -674,7 +674,7 @@ impl Runner {
 
     /// Returns true if peers have told this node the address of the first node.
     pub(crate) fn knows_first_node(&self) -> bool {
-        self.engine.as_ref().is_some_and(Engine::is_told_of_seat)
+        self.engine.as_ref().is_some_and(Engine::knows_directory_node)
     }
 
     /// Returns true if this node knows no other node to connect to.

@@ -269,30 +269,7 @@ impl Node {
             addresses: own_addresses,
         };
         // From here on, dropping `node` leaves the cluster.
-        let begin_ns = node.inner.driver.now_ns();
-        let mut is_joined = node.inner.driver.block_on(node.inner.connect_to_all(&addresses, listed));
-        // With names in etcd, a node may be alone, or node 0 may be unavailable.
-        is_joined |= etcd.is_some();
-        if !is_joined && is_spread {
-            // Connected nodes announce the address of the first node.
-            let waited = Duration::from_nanos(node.inner.driver.now_ns() - begin_ns);
-            is_joined = match first_node {
-                FirstNode::Required(timeout) => {
-                    let timeout = timeout.saturating_sub(waited);
-                    node.inner.driver.block_on(node.inner.connect_to_first(timeout))
-                }
-                FirstNode::Optional(timeout) => {
-                    node.inner.driver.block_on(node.inner.connect_to_first_if_announced(timeout, node.lease));
-                    !node.inner.driver.look(Runner::is_alone)
-                }
-            };
-        }
-        if etcd.is_some() && is_spread {
-            // An ephemeral node needs node 0 for little, and continues to dial it.
-            let is_ephemeral = incarnation.node.is_ephemeral();
-            let timeout = if is_ephemeral { observer_timeout(config.lease) } else { KNOWN_FIRST_TIMEOUT };
-            node.inner.driver.block_on(node.inner.connect_to_first_if_announced(timeout, node.lease));
-        }
+        let is_joined = node.connect(&addresses, listed, first_node, (etcd.is_some(), is_spread));
         // Parts of the cluster may be unreachable, but not because this process lacks resources: the next request for
         // memory could go to a node in such a part.
         if let Some(shortage) = node.shortage() {
@@ -335,29 +312,64 @@ impl Node {
             hosts,
         });
         announced.map_err(JoinError::Resource)?;
-        if let Some(bound) = bound {
-            let served = bound.serve(node.inner.driver.clone());
-            node.responder = Some(served.map_err(JoinError::Resource)?);
-        }
-        if let Some(mode) = config.attach {
-            let (socket, opener) = (dir.listen_for_sessions(incarnation.node, mode)?, node.inner.clone());
-            let sessions = node.inner.driver.shared.attached.clone();
-            let open = Box::new(move |principal| opener.try_session(principal));
-            let policy = Policy { principals: config.principals.clone(), quotas: config.quotas };
-            let served = Attach::serve(
-                socket,
-                incarnation.node,
-                (node.inner.driver.clone(), open),
-                (sessions, policy),
-            );
-            node.attach = Some(served.map_err(JoinError::Resource)?);
-        }
+        node.serve(config, &dir, bound)?;
         let text = format!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());
         match role {
             Role::Member | Role::Client => tracing::info!("{text}"),
             Role::Scout => tracing::debug!("{text}"),
         }
         Ok(node)
+    }
+
+    /// Connects to the nodes at `addresses` and, between hosts, to the first node. Returns true if the node has joined.
+    fn connect(
+        &self,
+        addresses: &[String],
+        listed: Vec<(NodeId, String)>,
+        first_node: FirstNode,
+        (has_etcd, is_spread): (bool, bool),
+    ) -> bool {
+        let (driver, begin_ns) = (&self.inner.driver, self.inner.driver.now_ns());
+        // With names in etcd, a node may be alone, or node 0 may be unavailable.
+        let mut is_joined = driver.block_on(self.inner.connect_to_all(addresses, listed)) || has_etcd;
+        if !is_joined && is_spread {
+            // Connected nodes announce the address of the first node.
+            let waited = Duration::from_nanos(driver.now_ns() - begin_ns);
+            is_joined = match first_node {
+                FirstNode::Required(timeout) => {
+                    driver.block_on(self.inner.connect_to_first(timeout.saturating_sub(waited)))
+                }
+                FirstNode::Optional(timeout) => {
+                    driver.block_on(self.inner.connect_to_first_if_announced(timeout, self.lease));
+                    !driver.look(Runner::is_alone)
+                }
+            };
+        }
+        if has_etcd && is_spread {
+            // An ephemeral node needs node 0 for little, and continues to dial it.
+            let is_ephemeral = self.inner.incarnation.node.is_ephemeral();
+            let timeout = if is_ephemeral { observer_timeout(self.lease) } else { KNOWN_FIRST_TIMEOUT };
+            driver.block_on(self.inner.connect_to_first_if_announced(timeout, self.lease));
+        }
+        is_joined
+    }
+
+    /// Starts to serve metrics and attached sessions, as far as `config` asks for them.
+    fn serve(&mut self, config: &Config, dir: &ClusterDir, bound: Option<Bound>) -> Result<(), JoinError> {
+        let driver = &self.inner.driver;
+        if let Some(bound) = bound {
+            self.responder = Some(bound.serve(driver.clone()).map_err(JoinError::Resource)?);
+        }
+        if let Some(mode) = config.attach {
+            let node = self.inner.incarnation.node;
+            let (socket, opener) = (dir.listen_for_sessions(node, mode)?, self.inner.clone());
+            let open = Box::new(move |principal| opener.try_session(principal));
+            let policy = Policy { principals: config.principals.clone(), quotas: config.quotas };
+            let sessions = driver.shared.attached.clone();
+            let served = Attach::serve(socket, node, (driver.clone(), open), (sessions, policy));
+            self.attach = Some(served.map_err(JoinError::Resource)?);
+        }
+        Ok(())
     }
 
     /// Returns why the node did not join a cluster of several hosts, which it dialled at `join`, or at its own host's

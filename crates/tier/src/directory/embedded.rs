@@ -258,7 +258,7 @@ impl Directory for Embedded {
             DirectoryEvent::Moved { name, region, epoch, to } => {
                 self.table.hand_over(&name, region, to, epoch)
             }
-            DirectoryEvent::Parted { incarnation, is_expected } => {
+            DirectoryEvent::Disconnected { incarnation, is_expected } => {
                 self.handle_parting(incarnation, is_expected, now_ns)
             }
             DirectoryEvent::Ended { incarnation, parting } => {

@@ -480,7 +480,7 @@ impl Directory for EtcdDirectory {
             DirectoryEvent::Paired(incarnation) => {
                 self.paired.insert(incarnation);
             }
-            DirectoryEvent::Parted { incarnation, .. } => {
+            DirectoryEvent::Disconnected { incarnation, .. } => {
                 self.paired.remove(&incarnation);
             }
             // Names are in the store, so there is no need to wait for homes.

@@ -41,14 +41,14 @@ enum DeferredAck {
     Answer(Requester),
     Unmapped(Unmapping),
     /// The end of a pairing on this side, which sends no message.
-    Parted(Token),
+    PairingEnd(Token),
 }
 
 impl DeferredAck {
     /// Returns true if the acknowledgement also waits for memory operations whose replies are lost. The end of a
     /// pairing does not: the node that executes them finishes them before it pairs again.
     fn awaits_lost_replies(&self) -> bool {
-        !matches!(self, DeferredAck::Parted(_))
+        !matches!(self, DeferredAck::PairingEnd(_))
     }
 }
 
@@ -75,7 +75,7 @@ impl Engine {
     /// Handles the end of a grace period.
     pub(super) fn handle_grace_period_over(&mut self, token: Token) {
         if self.membership.pairings().awaits(token) {
-            self.complete_after_copies(DeferredAck::Parted(token));
+            self.complete_after_copies(DeferredAck::PairingEnd(token));
         }
         for requester in self.deferred.requesters.remove(&token).unwrap_or_default() {
             self.complete_after_copies(DeferredAck::Answer(requester));
@@ -115,7 +115,7 @@ impl Engine {
                     self.cx().finish(op, Ok(Outcome::Done));
                 }
             }
-            DeferredAck::Parted(token) => self.handle_parted(token),
+            DeferredAck::PairingEnd(token) => self.handle_pairing_quiescent(token),
         }
     }
 }

@@ -287,7 +287,7 @@ impl Engine {
             self.out.push(Effect::PeerCutOff(peer));
         }
         self.mark_cut_off(peer, exited);
-        self.note_met_cut_off(peer, exited);
+        self.handle_candidate_cut_off(peer, exited);
         self.run_loopback();
     }
 

@@ -90,8 +90,8 @@ impl Membership {
     /// Returns the address of a member that only the list names if a dial is due now, else `None`. Counts the dial.
     fn due_listed_address(&mut self, node: NodeId, now_ns: u64, lease_ns: u64) -> Option<String> {
         let address = self.listed_address(node)?.to_owned();
-        // An address that did not answer when this node joined is retried by `dial_strangers`.
-        let is_retried = self.pairings.is_stranger(&address);
+        // An address that did not answer when this node joined is retried by `dial_unanswered`.
+        let is_retried = self.pairings.is_retried(&address);
         let entry = self.listed.members.get_mut(&node)?;
         let is_due = entry.dials_left > 0 && entry.due_ns <= now_ns && !is_retried;
         if is_due {

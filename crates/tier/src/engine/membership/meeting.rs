@@ -263,7 +263,7 @@ impl Engine {
 
     /// Returns true if this node knows an incarnation of the directory's node, possibly only from another node's
     /// report, and does not know that the incarnation has ended.
-    pub fn is_told_of_seat(&self) -> bool {
+    pub fn knows_directory_node(&self) -> bool {
         let seat = self.directory.seat();
         !self.membership.pairings.incarnations_of(seat).is_empty()
     }
@@ -321,7 +321,7 @@ impl Engine {
 
     /// Handles the end of deliveries over a connection that was never up. `exited` is true if the peer's process has
     /// exited.
-    pub(in crate::engine) fn note_met_cut_off(&mut self, peer: PeerId, exited: bool) {
+    pub(in crate::engine) fn handle_candidate_cut_off(&mut self, peer: PeerId, exited: bool) {
         let Some(incarnation) = self.membership.meeting.ended.remove(&peer) else { return };
         if exited {
             self.end_incarnation(incarnation, Parting::now(LossCause::Exited, self.out.now_ns()));
@@ -334,7 +334,7 @@ impl Engine {
         let incarnation = hello.incarnation;
         if !self.membership.members.is_alive(incarnation) && !self.membership.meeting.has(incarnation) {
             self.home_side().forget_early(incarnation);
-            self.report_parting(incarnation);
+            self.report_disconnected(incarnation);
             self.owner_side().abandon_sweeps_by(incarnation);
             self.home_side().handle_reach_changed(incarnation);
             // This node alone may know its address; the known address of its number may be an earlier incarnation's.

@@ -41,7 +41,7 @@ pub(in crate::engine) struct Pairings {
     ended: Ended,
     /// Addresses that were unreachable when this node joined, each with the number of dials left and the time of the
     /// next dial in ns.
-    strangers: BTreeMap<String, (u32, u64)>,
+    unanswered: BTreeMap<String, (u32, u64)>,
 }
 
 /// The state of this node's relation to one incarnation.
@@ -133,8 +133,8 @@ impl Pairings {
     }
 
     /// Returns true if the address was unreachable when this node joined and is being retried.
-    pub(in crate::engine) fn is_stranger(&self, address: &str) -> bool {
-        self.strangers.contains_key(address)
+    pub(in crate::engine) fn is_retried(&self, address: &str) -> bool {
+        self.unanswered.contains_key(address)
     }
 
     /// Records that a dial of the address has succeeded or failed.
@@ -464,14 +464,14 @@ impl Engine {
                 over.push(*incarnation);
             }
         }
-        over.into_iter().for_each(|incarnation| self.report_parting(incarnation));
+        over.into_iter().for_each(|incarnation| self.report_disconnected(incarnation));
     }
 
     /// Tells the directory that a connection has ended, or never came up.
-    pub(in crate::engine) fn report_parting(&mut self, incarnation: NodeIncarnation) {
+    pub(in crate::engine) fn report_disconnected(&mut self, incarnation: NodeIncarnation) {
         let is_expected =
             self.membership.pairings.check(incarnation, |pairing| pairing.names_due_ns.is_some());
-        self.tell_directory(DirectoryEvent::Parted { incarnation, is_expected });
+        self.tell_directory(DirectoryEvent::Disconnected { incarnation, is_expected });
     }
 
     /// Records that a node has reported all names of its regions.
@@ -585,7 +585,7 @@ impl Engine {
         let (own, incarnation) = (self.out.incarnation().node, member.incarnation);
         let Membership { members, pairings, .. } = &mut self.membership;
         let Some(pairing) = pairings.by_incarnation.get(&incarnation) else { return };
-        let is_missed = pairings.strangers.contains_key(&pairing.address);
+        let is_missed = pairings.unanswered.contains_key(&pairing.address);
         let is_first = pairing.number == 0 && !members.is_alive(incarnation) && !is_missed;
         let address = if incarnation.node < own { &pairing.address } else { &self.out.config().address };
         if is_first && !pairing.is_doubtful && !address.is_empty() {
@@ -642,7 +642,7 @@ impl Engine {
         if self.membership.is_leaving || self.membership.meeting.is_joining {
             return;
         }
-        self.dial_strangers();
+        self.dial_unanswered();
         self.dial_listed();
         let (own, now_ns, lease_ns) = (self.out.incarnation(), self.out.now_ns(), self.out.config().lease_ns);
         // Nodes connected to the directory only are not informed when the directory moves, so the directory dials them.
@@ -688,7 +688,7 @@ impl Engine {
 
     /// Starts to retry an address that did not answer when this node joined, because a node that this node does not
     /// know may use the address.
-    pub fn handle_stranger(&mut self, address: &str) {
+    pub fn handle_join_dial_failed(&mut self, address: &str) {
         self.retry_address(address);
         self.fail_dials_to(address);
         self.run_loopback();
@@ -705,23 +705,23 @@ impl Engine {
 
     fn retry_address(&mut self, address: &str) {
         let due_ns = self.out.now_ns() + self.out.config().lease_ns;
-        self.membership.pairings.strangers.insert(address.to_owned(), (RETRIES_MAX, due_ns));
+        self.membership.pairings.unanswered.insert(address.to_owned(), (RETRIES_MAX, due_ns));
     }
 
     /// Records that a node has answered at a dialled address. It may be another node than expected.
     pub fn handle_answered(&mut self, address: &str) {
-        self.membership.pairings.strangers.remove(address);
+        self.membership.pairings.unanswered.remove(address);
     }
 
-    fn dial_strangers(&mut self) {
+    fn dial_unanswered(&mut self) {
         let (now_ns, lease_ns) = (self.out.now_ns(), self.out.config().lease_ns);
-        for (address, (retries, due_ns)) in &mut self.membership.pairings.strangers {
+        for (address, (retries, due_ns)) in &mut self.membership.pairings.unanswered {
             if *due_ns <= now_ns {
                 (*retries, *due_ns) = (*retries - 1, now_ns + lease_ns);
                 self.out.push(Effect::Dial { address: address.clone() });
             }
         }
-        self.membership.pairings.strangers.retain(|_, (retries, _)| *retries > 0);
+        self.membership.pairings.unanswered.retain(|_, (retries, _)| *retries > 0);
     }
 
     // The end of a pairing, and of an incarnation.
@@ -742,7 +742,7 @@ impl Engine {
         if state != NodeState::Left {
             self.report_down(peer);
         }
-        self.report_parting(incarnation);
+        self.report_disconnected(incarnation);
         let grace_periods = self.mapper.handle_down(incarnation);
         self.out.extend(grace_periods.into_iter().map(Effect::Quiesce));
         if self.commands.has_copies() {
@@ -773,7 +773,7 @@ impl Engine {
 
     /// Handles the end of a grace period. If the grace period was the last one that the end of a pairing waited for,
     /// candidates may be ready to pair.
-    pub(in crate::engine) fn handle_parted(&mut self, token: Token) {
+    pub(in crate::engine) fn handle_pairing_quiescent(&mut self, token: Token) {
         if self.membership.pairings.note_quiescent(token) {
             self.pair_all();
         }
