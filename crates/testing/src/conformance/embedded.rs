@@ -31,8 +31,6 @@ pub const BY_CALL: Embedded = Embedded { start: |config| start_posting(config, f
 pub const ROCE: Embedded = Embedded { start: start_over_roce, is_attached: false };
 /// Sessions that attach to nodes that access each other's memory by loads and stores.
 pub const ATTACHED: Embedded = Embedded { is_attached: true, ..DIRECT };
-/// Sessions that attach to nodes that communicate over UDP.
-pub const ATTACHED_OVER_ROCE: Embedded = Embedded { is_attached: true, ..ROCE };
 
 fn start_posting(config: Config, has_atomics: bool) -> Result<Node, JoinError> {
     Node::wrap(config, |inner| Arc::new(Posting { inner, has_atomics }))
@@ -73,9 +71,13 @@ impl Harness for Embedded {
         if area == "killed" {
             return Some(KILLS_ITSELF);
         }
-        let listed = ATTACHED_CANNOT.iter().find(|(name, _)| self.is_attached && *name == case);
-        listed.map(|(_, reason)| *reason)
+        if self.is_attached { attached_cannot(case) } else { None }
     }
+}
+
+/// Returns the reason why attached sessions cannot pass a case, if any.
+pub fn attached_cannot(case: &str) -> Option<&'static str> {
+    ATTACHED_CANNOT.iter().find(|(name, _)| *name == case).map(|(_, reason)| *reason)
 }
 
 /// Nodes of this process, with their own cluster directory. Dropping this value makes the nodes leave, node 0 last.

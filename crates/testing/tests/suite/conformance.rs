@@ -1,5 +1,5 @@
-//! The conformance suite over each fabric: all cases over shared memory, and a sample of them over the other fabrics.
-//! The feature `deep` adds all other combinations.
+//! The conformance suite over each fabric: all cases over shared memory, and over the other fabrics a sample with a case
+//! or more per subject, because packets and deaths of hosts take longer. The feature `deep` adds all other combinations.
 
 #[cfg(not(feature = "deep"))]
 macro_rules! sample {
@@ -27,7 +27,13 @@ macro_rules! sample {
             moving { writes_during_a_move_are_kept }
             free { reused_memory_reads_as_zero }
             members { a_returned_node_is_a_new_one }
-            killed { only_accesses_to_a_killed_node_fail a_wait_for_a_word_of_a_killed_node_fails }
+            killed {
+                only_accesses_to_a_killed_node_fail
+                a_wait_for_a_word_of_a_killed_node_fails
+                calls_to_a_killed_node_may_have_run
+                the_lock_of_a_killed_node_is_recovered
+                a_killed_node_returns_as_a_new_one
+            }
             calls { payloads_of_any_length_arrive_whole a_full_function_refuses_calls }
             batches { calls_in_a_batch_get_their_answers }
             messages { a_slow_receiver_loses_no_message }
@@ -56,7 +62,7 @@ mod roce {
 }
 
 mod attached_over_roce {
-    sample!(halite_testing::conformance::embedded::ATTACHED_OVER_ROCE);
+    sample!(crate::scenarios::hosts::Hosts);
 }
 
 mod sim {

@@ -5,6 +5,7 @@ mod churn;
 mod cluster;
 mod directory_dies;
 mod freeing;
+pub mod hosts;
 mod idle;
 mod locks_die;
 mod movers_die;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   join NODE ARENA SEGMENT CHUNK LEASE_MS FENCE PROVIDER DIR      quit
+//!   host NODE ARENA SEGMENT CHUNK RING LEASE_MS PRINCIPAL JOIN|- SECRET DIR    see `hosts.rs`
 //!   alloc NAME LEN here|on:N|spread:N,N    map NAME    unmap NAME    free NAME    move NAME NODE
 //!   fill NAME LEN SEED    check NAME LEN SEED    zero NAME
 //!   stripes NAME COUNTS WRITER DONE    start a writer of `stripes.rs`
@@ -19,14 +20,18 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use halite::blocking::Session;
-use halite::{Config, Fence, Lh, Node, NodeId, Permissions, Placement, Provider};
+use halite::{
+    AttachMode, Config, Fence, Hosts, JoinError, Lh, Node, NodeId, Permissions, Placement, Provider,
+};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::calls;
 use super::cluster::{ANSWER, EVENT, PARENT, READ_WRITE};
+use super::hosts::{READY, TAKEN};
 use super::pattern::{bytes, first_difference, first_nonzero};
 use super::stripes::Writer;
 
@@ -71,6 +76,21 @@ impl Role {
         match words[..] {
             ["join", node, arena, segment, chunk, lease, fence, provider, dir] => {
                 self.join(&config(node, [arena, segment, chunk, lease], fence, provider, dir))
+            }
+            ["host", node, arena, segment, chunk, ring, lease, principal, join, secret, dir] => {
+                let alone = config(node, [arena, segment, chunk, lease], "kill", "roce", dir);
+                let join = if join == "-" { vec![] } else { vec![address(join)] };
+                self.join_hosts(Config {
+                    request_ring_bytes: number(ring),
+                    principal: Some(principal.to_owned()),
+                    attach: Some(AttachMode::Owner),
+                    hosts: Some(Hosts {
+                        listen: vec![address("127.0.0.1:0")],
+                        join,
+                        secret_file: secret.into(),
+                    }),
+                    ..alone
+                })
             }
             ["alloc", name, len, place] => {
                 let lh = self.session().alloc(Some(name), number(len), placement(place), READ_WRITE);
@@ -133,6 +153,17 @@ impl Role {
         self.session = Some(node.blocking_session());
         self.node = Some(node);
         ok()
+    }
+
+    /// Joins as a host of its own. The answer has the address at which other hosts dial the node.
+    fn join_hosts(&mut self, config: Config) -> Answer {
+        let node = Node::embedded(config).map_err(|error| match error {
+            JoinError::AlreadyRunning { .. } | JoinError::NumberInUse { .. } => TAKEN.to_owned(),
+            other => other.to_string(),
+        })?;
+        let dialled = node.address().expect("the node listens");
+        self.node = Some(node);
+        Ok(format!("{READY}{dialled}"))
     }
 
     fn read(&self, name: &str, len: usize) -> Result<Vec<u8>, String> {
@@ -270,6 +301,10 @@ fn placement(words: &str) -> Placement {
 
 fn number(word: &str) -> u64 {
     word.parse().unwrap_or_else(|_| panic!("{word:?} is not a number"))
+}
+
+fn address(word: &str) -> SocketAddr {
+    word.parse().unwrap_or_else(|_| panic!("{word:?} is not an address"))
 }
 
 fn ok() -> Answer {
