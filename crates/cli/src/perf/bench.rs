@@ -182,14 +182,18 @@ impl Bench {
     }
 
     /// Returns the time of a relay between the processes of the measured operation, in microseconds; `None` if there is
-    /// no such baseline.
+    /// no such baseline, or other threads use its cores.
     fn relay_us(&mut self) -> anyhow::Result<Option<f64>> {
         let cores = &self.end.cores;
-        match (&mut self.server, &mut self.attached_server) {
-            _ if !self.job.args.attached || !cores.are_apart() => Ok(None),
-            (Some(node), Some(server)) => relay::measure_three_us(cores, node, server).map(Some),
-            _ => relay::measure_us(cores).map(Some),
+        let relay_us = match (&mut self.server, &mut self.attached_server) {
+            _ if !self.job.args.attached || !cores.are_apart() => return Ok(None),
+            (Some(node), Some(server)) => relay::measure_three_us(cores, node, server)?,
+            _ => relay::measure_us(cores)?,
+        };
+        if relay_us.is_none() {
+            output::note("no relay_us: other threads compute on these cores; repeat on an idle machine");
         }
+        Ok(relay_us)
     }
 
     /// Calls `make` if the baseline is to be measured; otherwise returns `None`.

@@ -10,9 +10,10 @@
 //! Each word is in its own cache line. So a round trip is the minimum cost of a request and its reply between these cores.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::yield_now;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,11 @@ const TRIPS: u64 = 64;
 const BATCHES: u64 = 2000;
 /// Number of batches of a relay with switches between processes.
 const SLOW_BATCHES: u64 = 500;
+/// Time after which a relay ends without a result: the processes of a relay normally take less than a second, but each
+/// round trip may take several time slices while another thread computes on one of the cores.
+const TIME_MAX: Duration = Duration::from_secs(5);
+/// Number that ends a relay.
+const LAST: u64 = u64::MAX;
 /// Distance of the words, in bytes: processors fetch lines in pairs of 128 bytes.
 const DISTANCE_BYTES: u64 = 256;
 
@@ -45,16 +51,16 @@ impl Role {
         let words = Words::open(&self.words, 4 * DISTANCE_BYTES)?;
         let [to_node, to_server, from_server, from_node] =
             [0, 1, 2, 3].map(|word| words.at(word * DISTANCE_BYTES));
-        for trip in 1..=SLOW_BATCHES * TRIPS {
+        let mut trip = 0;
+        while trip != LAST {
+            let before = trip;
             if self.is_node {
-                while to_node.load(Acquire) != trip {}
+                trip = next(to_node, before, || {});
                 to_server.store(trip, Release);
-                while from_server.load(Acquire) != trip {}
+                next(from_server, before, || {});
                 from_node.store(trip, Release);
             } else {
-                while to_server.load(Acquire) != trip {
-                    yield_now();
-                }
+                trip = next(to_server, before, yield_now);
                 from_server.store(trip, Release);
             }
         }
@@ -62,8 +68,25 @@ impl Role {
     }
 }
 
-/// Returns the time of a round trip from the client through the node to the server and back, in microseconds.
-pub fn measure_three_us(cores: &Cores, node: &mut Server, server: &mut Server) -> anyhow::Result<f64> {
+/// Waits until the word differs from `before`, and returns it.
+fn next(word: &AtomicU64, before: u64, pause: impl Fn()) -> u64 {
+    loop {
+        // Pairs with the Release of the process that passes the number on.
+        let number = word.load(Acquire);
+        if number != before {
+            return number;
+        }
+        pause();
+    }
+}
+
+/// Returns the time of a round trip from the client through the node to the server and back, in microseconds; `None` if
+/// the round trips take too long.
+pub fn measure_three_us(
+    cores: &Cores,
+    node: &mut Server,
+    server: &mut Server,
+) -> anyhow::Result<Option<f64>> {
     let words = Words::new(4 * DISTANCE_BYTES)?;
     let role = |is_node| Request::Relay(Role { words: words.path(), is_node });
     node.send(&role(true))?;
@@ -73,7 +96,7 @@ pub fn measure_three_us(cores: &Cores, node: &mut Server, server: &mut Server) -
         let client = threads::spawn_in(scope, || {
             // This core was just listed as available.
             let _ = pin(cores.of_client(0));
-            median_batch_us(SLOW_BATCHES, |trip| {
+            median_batch_us(SLOW_BATCHES, TIME_MAX, |trip| {
                 ping.store(trip, Release);
                 while pong.load(Acquire) != trip {
                     yield_now();
@@ -87,8 +110,9 @@ pub fn measure_three_us(cores: &Cores, node: &mut Server, server: &mut Server) -
     Ok(measured)
 }
 
-/// Returns the time of a round trip between the cores of the client and of the server, in microseconds.
-pub fn measure_us(cores: &Cores) -> anyhow::Result<f64> {
+/// Returns the time of a round trip between the cores of the client and of the server, in microseconds; `None` if the
+/// round trips take too long.
+pub fn measure_us(cores: &Cores) -> anyhow::Result<Option<f64>> {
     let words = Words::new(2 * DISTANCE_BYTES)?;
     let (ping, pong) = (words.at(0), words.at(DISTANCE_BYTES));
     std::thread::scope(|scope| {
@@ -96,14 +120,15 @@ pub fn measure_us(cores: &Cores) -> anyhow::Result<f64> {
         let echo = relays.add(|| {
             // These cores were just listed as available.
             let _ = pin(cores.of_server(0));
-            for trip in 1..=BATCHES * TRIPS {
-                while ping.load(Acquire) != trip {}
+            let mut trip = 0;
+            while trip != LAST {
+                trip = next(ping, trip, || {});
                 pong.store(trip, Release);
             }
         })?;
         let client = relays.add(|| {
             let _ = pin(cores.of_client(0));
-            median_batch_us(BATCHES, |trip| {
+            median_batch_us(BATCHES, TIME_MAX, |trip| {
                 ping.store(trip, Release);
                 while pong.load(Acquire) != trip {}
             })
@@ -114,14 +139,35 @@ pub fn measure_us(cores: &Cores) -> anyhow::Result<f64> {
     })
 }
 
-/// Makes round trips in batches, numbered from 1. Returns the time of a round trip in the median batch.
-fn median_batch_us(batches: u64, round_trip: impl Fn(u64)) -> f64 {
-    let each = |batch| {
+/// Makes round trips in batches, numbered from 1, and a last one that ends the relay. Returns the time of a round trip in
+/// the median batch; `None` if the batches take longer than `time_max`.
+fn median_batch_us(batches: u64, time_max: Duration, round_trip: impl Fn(u64)) -> Option<f64> {
+    let (mut times, all) = (Vec::new(), Instant::now());
+    for batch in 0..batches {
         let begin = Instant::now();
         (batch * TRIPS + 1..=(batch + 1) * TRIPS).for_each(&round_trip);
-        begin.elapsed().as_secs_f64() * 1e6 / TRIPS as f64
-    };
-    let mut times: Vec<_> = (0..batches).map(each).collect();
+        times.push(begin.elapsed().as_secs_f64() * 1e6 / TRIPS as f64);
+        if all.elapsed() > time_max {
+            break;
+        }
+    }
+    round_trip(LAST);
     times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    (times.len() as u64 == batches).then(|| times[times.len() / 2])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn a_relay_that_takes_too_long_ends_without_a_result() {
+        let trips = RefCell::new(Vec::new());
+        let measured = median_batch_us(1000, Duration::ZERO, |trip| trips.borrow_mut().push(trip));
+        assert_eq!(measured, None);
+        let expected: Vec<u64> = (1..=TRIPS).chain([LAST]).collect();
+        assert_eq!(trips.into_inner(), expected);
+    }
 }
