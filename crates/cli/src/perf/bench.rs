@@ -64,7 +64,16 @@ impl Bench {
             .with_context(|| format!("cannot start the client in {}", dir.display()))?;
         let mut end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores)?;
         // The nodes use the best network that both have.
-        job.fabric = end.provider()?;
+        let connection = end.connection()?;
+        job.fabric = connection.capabilities.context("the other end is not connected")?.provider;
+        job.responder = connection.path.map(|path| path.responder.to_string());
+        let wanted = transport::config().responder.name();
+        if job.responder.is_none() && wanted != Config::default().responder.name() {
+            output::note(&format!(
+                "--responder {wanted} has no effect over {}: use --fabric roce",
+                job.fabric
+            ));
+        }
         if job.args.attached {
             end.attach(&dir)?;
         }

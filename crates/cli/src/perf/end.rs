@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use halite::{Node, NodeId, Permissions, Placement, Qos, blocking};
+use halite::{Node, NodeId, PeerExplained, Permissions, Placement, Qos, blocking};
 
 use super::cores::Cores;
 use crate::client;
@@ -32,15 +32,13 @@ impl End {
         Ok(End { session, attached_in: Some(dir.to_owned()), peer, cores, node: None })
     }
 
-    /// Returns the name of the network to the peer. Connects to the peer first, if that has not happened yet.
-    pub fn provider(&self) -> anyhow::Result<&'static str> {
+    /// Returns the connection to the peer. Connects to the peer first, if that has not happened yet.
+    pub fn connection(&self) -> anyhow::Result<PeerExplained> {
         // A new node connects in the background, or at first use. An operation waits for that; `explain_peer` does not.
         let there = Placement::On(self.peer);
         let region = self.session.alloc(None, 64, there, Permissions::all());
         self.session.free(region.context("cannot reach the other end")?)?;
-        let peer =
-            self.session.explain_peer(self.peer).context("cannot get the connection to the other end")?;
-        Ok(peer.capabilities.context("the other end is not connected")?.provider)
+        self.session.explain_peer(self.peer).context("cannot get the connection to the other end")
     }
 
     /// Replaces the node's session by one that is attached to the peer.

@@ -17,6 +17,8 @@ pub struct Job {
     /// Number of measuring threads.
     pub threads: usize,
     pub fabric: &'static str,
+    /// The ends that keep state for requests: `stateful` or `stateless`; `None` over shared memory.
+    pub responder: Option<String>,
 }
 
 impl Job {
@@ -48,7 +50,7 @@ impl Job {
             return Err(wrong(error));
         }
         let threads = args.threads.unwrap_or(plan.threads) as usize;
-        Ok(Job { args: args.clone(), plan, sizes, threads, fabric: args.fabric.name() })
+        Ok(Job { args: args.clone(), plan, sizes, threads, fabric: args.fabric.name(), responder: None })
     }
 
     /// Returns the number of operations of each thread for `size`: the user's choice or, by default, the plan's maximum;

@@ -105,9 +105,10 @@ pub fn svg(job: &Job, rows: &[Row]) -> String {
 
 fn heading(job: &Job) -> String {
     let threads = if job.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", job.threads) };
+    let responder = job.responder.as_ref().map(|mode| format!(" ({mode})")).unwrap_or_default();
     let (titles, _): (Vec<_>, Vec<_>) = columns(job, &Row::default()).into_iter().unzip();
     format!(
-        "{} over {}: {}; {threads}, cores: {}\n\
+        "{} over {}{responder}: {}; {threads}, cores: {}\n\
          If ops/clock is not 1, times are means of that many operations, and percentiles are those of the means.\n \
          {:<10} {:<12} {}\n",
         job.args.test.name,

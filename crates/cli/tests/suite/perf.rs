@@ -108,6 +108,19 @@ fn running_node_can_be_measured() {
 }
 
 #[test]
+fn the_heading_has_the_mode_of_the_responder() {
+    let scratch = Scratch::new("perf-responder");
+    let heading = |flags: &str| scratch.ok(&format!("perf read_lat -n 10 {flags}"));
+    let stateful = heading("--fabric roce");
+    assert!(stateful.starts_with("read_lat over roce (stateful):"), "{stateful}");
+    let stateless = heading("--fabric roce --responder stateless");
+    assert!(stateless.starts_with("read_lat over roce (stateless):"), "{stateless}");
+    let shm = scratch.run("perf read_lat -n 10 --responder stateless");
+    let note = String::from_utf8_lossy(&shm.stderr).into_owned();
+    assert!(note.contains("--responder stateless has no effect over shm"), "{note}");
+}
+
+#[test]
 fn killed_perf_client_ends_its_server() {
     let scratch = Scratch::new("killed-perf");
     let mut perf = Running::start(&scratch, "perf write_lat -n 1000000000");
