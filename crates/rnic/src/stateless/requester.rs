@@ -532,6 +532,10 @@ impl Requester {
                 current.mark_answered(place);
                 self.end_first(now_ns);
             }
+            // The responder had the call, and has forgotten it.
+            Status::Expired if piece.is_known && !piece.is_busy => {
+                self.fail(now_ns, index, place, Outcome::MaybeDone);
+            }
             // If a copy had been executed, the record would still have it.
             Status::Expired if now_ns.saturating_sub(piece.first_sent_ns) < 2 * self.grant.effect_life_ns => {
                 let patience_ns = self.patience_ns.unwrap_or(0);

@@ -91,3 +91,27 @@ fn as_many_requesters_as_the_list_has_room_for_are_cut_off() {
     assert!(world.responder.readmit(address(), Qpn::new(0)));
     assert_eq!(world.responder.cut_off(address(), Qpn::new(4_096)), Ok(()));
 }
+
+#[test]
+fn a_call_in_progress_is_not_executed_again_after_readmission() {
+    for len in [4, 3 * PAYLOAD_BYTES_FIRST] {
+        let mut world = World::new(Rights::Read);
+        world.answer_after_ns = Some(1_000_000_000);
+        world.requester.post(1, Work::Call { bytes: kinds::long_input(len) }).unwrap();
+        while world.received.is_empty() {
+            assert!(world.step());
+        }
+        // The requester learns that its call is in progress.
+        let begin_ns = world.now_ns;
+        while world.now_ns < begin_ns + EFFECT_LIFE_NS / 5 {
+            assert!(world.step());
+        }
+        world.calls.clear();
+        world.responder.cut_off(address(), Qpn::new(5)).unwrap();
+        world.responder.readmit(address(), Qpn::new(5));
+        while world.step() {}
+        let is_maybe_done =
+            world.requester.poll_done().is_some_and(|done| done.outcome == Outcome::MaybeDone);
+        assert!(is_maybe_done && world.received.len() == 1, "{len} bytes");
+    }
+}
