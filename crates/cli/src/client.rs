@@ -215,7 +215,7 @@ pub fn restart_advice(dir: &Path) -> String {
 /// Formats the message that there is no cluster, with commands that start or join one.
 pub fn no_cluster(dir: &Path) -> String {
     format!(
-        "there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one on this host, and `halite node --listen IP:PORT --secret-file FILE --join HOST:PORT --dir {0}` joins one of other hosts",
+        "there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one on this host, and `halite node --listen IP:PORT --secret-file FILE --join HOST:PORT --dir {0}` joins one of other hosts; --dir or HALITE_DIR names another directory, such as that of another user",
         dir.display()
     )
 }

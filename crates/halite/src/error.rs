@@ -142,7 +142,7 @@ pub enum RegionCause {
     NodeLives(NodeId),
     /// The session's principal lacks these permissions, or the handle was mapped without them.
     #[error(
-        "permission denied (missing: {missing}); a session with the master permission can grant it; then map the region again with it"
+        "permission denied (missing: {missing}); a session with the master permission can grant it (`halite grant`); then map the region again with it"
     )]
     PermissionDenied {
         /// The permissions that are missing.
@@ -452,7 +452,7 @@ pub enum AccessCause {
     /// The session's principal lacks these permissions, or the handle was mapped without them. Nothing was touched,
     /// unless the permissions were revoked during the access.
     #[error(
-        "permission denied (missing: {missing}); a session with the master permission can grant it; then map the region again with it"
+        "permission denied (missing: {missing}); a session with the master permission can grant it (`halite grant`); then map the region again with it"
     )]
     PermissionDenied {
         /// The permissions that are missing.
