@@ -103,9 +103,9 @@ impl Inbox {
         self.open_calls.contains_key(request_id)
     }
 
-    /// Returns true if a part of this call's input is missing, and then keeps what has arrived.
-    pub(super) fn hear_input(&mut self, now_ns: u64, request_id: &RequestId) -> bool {
-        self.inputs.hear(now_ns, request_id)
+    /// Returns true if a part of this call's input is missing.
+    pub(super) fn has_input(&self, request_id: &RequestId) -> bool {
+        self.inputs.has(request_id)
     }
 
     /// Reserves memory for the input of a call, of `len` bytes, of which `first` has the first ones.
@@ -186,7 +186,7 @@ impl Inbox {
         calls.into_iter().chain(self.inputs.sweep_ns()).min()
     }
 
-    /// Removes calls that are older than [`CALL_LIFE_NS`], and inputs of which no packet has arrived for `input_life_ns`.
+    /// Removes calls that are older than [`CALL_LIFE_NS`], and inputs of which no part has arrived for `input_life_ns`.
     pub(super) fn sweep(&mut self, now_ns: u64, input_life_ns: u64) {
         self.inputs.sweep(now_ns, input_life_ns);
         while let Some((id, caller)) = self.calls.first_key_value() {

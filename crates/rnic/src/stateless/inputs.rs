@@ -11,7 +11,8 @@
 //!
 //! The responder takes parts only of a call for which it has reserved memory, each part once. So a part has no effect
 //! that the record would have to keep. A requester has one such input at a time, because it has one call at a time. The
-//! responder forgets an input of which no packet has arrived for twice T.
+//! responder forgets an input of which no part has arrived for twice T. A repeated CALL does not count: anyone can repeat
+//! the packet.
 
 use std::collections::HashMap;
 
@@ -58,12 +59,6 @@ pub(super) enum Part {
 impl Inputs {
     pub(super) fn len(&self) -> usize {
         self.inputs.len()
-    }
-
-    /// Returns true if the responder waits for the input of this call, and then keeps what has arrived.
-    pub(super) fn hear(&mut self, now_ns: u64, call: &RequestId) -> bool {
-        let input = self.find(call);
-        input.map(|input| input.heard_ns = now_ns).is_some()
     }
 
     /// Reserves memory for an input of `len` bytes, of which `first` has the first ones. `other_bytes` are those of the
@@ -131,6 +126,12 @@ impl Inputs {
         self.remove(requester);
     }
 
+    /// Returns true if a part of this call's input is missing.
+    pub(super) fn has(&self, call: &RequestId) -> bool {
+        let [requester @ .., number] = *call;
+        self.inputs.get(&requester).is_some_and(|input| input.caller.number == number)
+    }
+
     fn find(&mut self, call: &RequestId) -> Option<&mut Input> {
         let [requester @ .., number] = *call;
         self.inputs.get_mut(&requester).filter(|input| input.caller.number == number)
@@ -140,7 +141,7 @@ impl Inputs {
         self.sweep_ns
     }
 
-    /// Forgets the inputs of which no packet has arrived for `life_ns`. Looks at them twice in this time.
+    /// Forgets the inputs of which no part has arrived for `life_ns`. Looks at them twice in this time.
     pub(super) fn sweep(&mut self, now_ns: u64, life_ns: u64) {
         if self.sweep_ns.is_none_or(|at_ns| now_ns < at_ns) {
             return;

@@ -382,7 +382,8 @@ impl Requester {
             len,
             epoch,
             rights,
-            status: Status::Done,
+            // The responder must not begin such a call anew.
+            status: if is_reminder { Status::InProgress } else { Status::Done },
             payload: &[],
             ack: if has_room { ack.take() } else { None },
         };
@@ -503,7 +504,8 @@ impl Requester {
                     return;
                 }
                 current.bytes = packet.payload.to_vec();
-                // All parts of the input have arrived, whether this end knows it or not.
+                // All parts of the input have arrived, even if this end has given one up.
+                current.failed = None;
                 current.keep_first_piece();
                 if len == packet.payload.len() {
                     self.mark_answered(now_ns, packet.stamp_ns, (index, place), memory);

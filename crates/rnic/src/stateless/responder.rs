@@ -423,13 +423,12 @@ impl Responder {
             return Some((*status, first.len()));
         }
         let is_message = matches!(packet.kind, Kind::Send | Kind::Call | Kind::Rdm);
-        if packet.kind == Kind::Call
-            && (self.inbox.is_open(&request_id) || self.inbox.hear_input(now_ns, &request_id))
+        if packet.kind == Kind::Call && (self.inbox.is_open(&request_id) || self.inbox.has_input(&request_id))
         {
             self.counters.repeated += 1;
             return Some((Status::InProgress, 0));
         }
-        if self.has_expired(now_ns, packet) {
+        if self.has_expired(now_ns, packet) || packet.status == Status::InProgress {
             self.counters.expired += 1;
             return Some((Status::Expired, 0));
         }

@@ -94,8 +94,12 @@ fn as_many_requesters_as_the_list_has_room_for_are_cut_off() {
 
 #[test]
 fn a_call_in_progress_is_not_executed_again_after_readmission() {
-    for len in [4, 3 * PAYLOAD_BYTES_FIRST] {
+    // With a longer T, the repeated call has not expired.
+    for (len, life_ns) in [(4, 1), (3 * PAYLOAD_BYTES_FIRST, 1), (4, 20), (3 * PAYLOAD_BYTES_FIRST, 20)] {
         let mut world = World::new(Rights::Read);
+        world.responder = Responder::with_effect_life(1, [9; 32], life_ns * EFFECT_LIFE_NS);
+        let grant = world.responder.grant(address(), Qpn::new(5), KEY, Rights::Read);
+        world.requester = Requester::new(grant, 1);
         world.answer_after_ns = Some(1_000_000_000);
         world.requester.post(1, Work::Call { bytes: kinds::long_input(len) }).unwrap();
         while world.received.is_empty() {
@@ -112,6 +116,6 @@ fn a_call_in_progress_is_not_executed_again_after_readmission() {
         while world.step() {}
         let is_maybe_done =
             world.requester.poll_done().is_some_and(|done| done.outcome == Outcome::MaybeDone);
-        assert!(is_maybe_done && world.received.len() == 1, "{len} bytes");
+        assert!(is_maybe_done && world.received.len() == 1, "{len} bytes, T of {life_ns}");
     }
 }

@@ -63,10 +63,11 @@ fn a_call_is_not_executed_if_a_part_of_its_input_never_arrives() {
     // The path loses all parts, but nothing else.
     (world.faulty, world.faults.lost) = (Some(0xcf), 100);
     let outcome = loop {
-        assert!(world.step());
+        let has_progress = world.step();
         if let Some(done) = world.requester.poll_done() {
             break done.outcome;
         }
+        assert!(has_progress);
     };
     assert_eq!(outcome, Outcome::MaybeDone);
     assert!(world.now_ns < begin_ns + 3_000_000_000, "{} ns", world.now_ns - begin_ns);
@@ -128,4 +129,38 @@ fn the_room_of_an_input_is_free_when_the_process_has_it() {
     for _ in 0..2 * (16 << 20) / CALL_BYTES_MAX {
         check_input(&mut world, CALL_BYTES_MAX);
     }
+}
+
+/// A part is given up, but the answer shows that the call has all its input.
+#[test]
+fn a_call_whose_answer_arrives_after_an_interruption_ends() {
+    for (lost_ms, answered_ms) in [(90, 80), (130, 120), (140, 100), (150, 130), (155, 150)] {
+        let mut world = World::new(Rights::Read);
+        check_input(&mut world, 4);
+        world.answer_after_ns = Some(answered_ms * 1_000_000);
+        // The requester does not learn that the parts have arrived.
+        (world.faulty, world.faults.lost) = (Some(0xe1), 100);
+        begin(&mut world, 5_000);
+        world.faults.lost = 0;
+        world.answers_lost_until_ns = world.now_ns + lost_ms * 1_000_000;
+        while world.step() {}
+        let outcome = world.requester.poll_done().map(|done| done.outcome);
+        assert!(outcome == Some(answer_to(&long_input(5_000))), "{lost_ms} and {answered_ms} ms");
+    }
+}
+
+/// A bystander can repeat a packet without a key.
+#[test]
+fn a_repeated_call_does_not_keep_an_input() {
+    let mut world = World::new(Rights::Read);
+    check_input(&mut world, 4);
+    begin(&mut world, CALL_BYTES_MAX);
+    let call = world.sent.iter().rfind(|packet| packet[0] == 0xec).unwrap().clone();
+    world.to_responder.clear();
+    let mut answer = [0; OVERHEAD_BYTES + PAYLOAD_BYTES_MAX];
+    for _ in 0..20 {
+        world.now_ns += EFFECT_LIFE_NS / 2;
+        world.responder.handle_packet(world.now_ns, address(), &call, &world.memory, &mut answer);
+    }
+    assert_eq!(world.responder.sweep_ns(), None, "the responder has no input any more");
 }
