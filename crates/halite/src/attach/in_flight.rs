@@ -18,7 +18,7 @@ use rustix::process::{Resource, getrlimit};
 use super::connection::send;
 use super::socket::Socket;
 
-/// The share of a user is the limit divided by this number. Three users whose clients receive nothing leave one share.
+/// The share of a user is the limit divided by this number. If the clients of three users receive nothing, one share is left.
 const SHARES: u64 = 4;
 
 /// The sockets with such descriptors, by user. The thread that serves the clients owns this state.

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! All requesters share the pool. The responder repeats no answer by itself: the requester fetches a lost one by
-//! repeating the call. A call longer than a packet arrives in parts (`inputs.rs`). Of an answer longer than a packet, the CALLA has the first bytes; the requester reads the others
-//! from the record by GDCs, each of which keeps the answer in the record for another twice T.
+//! repeating the call. A call longer than a packet arrives in parts (`inputs.rs`). Of an answer longer than a packet, the
+//! CALLA has the first bytes; the requester reads the others from the record by GDCs, each of which keeps the answer in
+//! the record for another twice T.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -113,8 +114,8 @@ impl Inbox {
         self.inputs.begin(now_ns, caller, first, len, self.arrived_bytes)
     }
 
-    /// Adds a part of the input of `call`, whose last `rest` bytes begin with it. Returns `None` if no part of this call is
-    /// missing.
+    /// Adds a part of a call's input; the part begins `rest` bytes before the end of the input. Returns `None` if no part
+    /// of this call is missing.
     pub(super) fn add_part(
         &mut self,
         now_ns: u64,
@@ -173,7 +174,7 @@ impl Inbox {
 
     /// Removes the calls of a requester.
     pub(super) fn close_of(&mut self, from: SocketAddr, qpn: Qpn) {
-        self.inputs.close_of(&requester_id(from, qpn));
+        self.inputs.remove(&requester_id(from, qpn));
         let of_it = self.calls.extract_if(.., |_, caller| (caller.from, caller.qpn) == (from, qpn));
         for (_, caller) in of_it {
             self.open_calls.remove(&caller.request_id);

@@ -34,7 +34,7 @@ pub(super) struct Inputs {
 }
 
 #[derive(Debug)]
-struct Input {
+pub(super) struct Input {
     caller: Caller,
     bytes: Vec<u8>,
     /// Bit n is set if the bytes from n times [`PART_BYTES`] on are missing.
@@ -91,7 +91,7 @@ impl Inputs {
         Status::InProgress
     }
 
-    /// Copies a part of a call's input, whose last `rest` bytes begin with it.
+    /// Copies a part of a call's input; the part begins `rest` bytes before the end of the input.
     pub(super) fn add_part(&mut self, now_ns: u64, call: &RequestId, rest: usize, part: &[u8]) -> Part {
         let Some(input) = self.find(call) else { return Part::Unknown };
         let len = input.bytes.len();
@@ -116,14 +116,10 @@ impl Inputs {
     }
 
     /// Forgets the input of a requester, and returns it.
-    fn remove(&mut self, requester: &RequesterId) -> Option<Input> {
+    pub(super) fn remove(&mut self, requester: &RequesterId) -> Option<Input> {
         let input = self.inputs.remove(requester)?;
         self.bytes -= input.bytes.len();
         Some(input)
-    }
-
-    pub(super) fn close_of(&mut self, requester: &RequesterId) {
-        self.remove(requester);
     }
 
     /// Returns true if a part of this call's input is missing.

@@ -79,7 +79,7 @@ pub(super) enum Kind {
     Rdm,
     /// Give data of an answer: a read of the recorded answer to a call, whose number is the payload.
     Gdc,
-    /// Receive data of an input: parts of the input of a call, whose number is the address.
+    /// Receive data of an input: parts of the input of a call. The address is the number of the call.
     Rdc = 0xcf,
 }
 

@@ -30,7 +30,7 @@ pub(super) fn acts() -> Vec<(&'static str, Act)> {
     ]
 }
 
-/// Returns an input of `len` bytes whose parts differ.
+/// Returns an input of `len` bytes; its parts differ from each other.
 pub(super) fn long_input(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index % 251) as u8).collect()
 }

@@ -244,7 +244,7 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let longest = if verb == Verb::Call { CALL_BYTES_MAX } else { BYTES_MAX };
     if !(1..=longest).contains(&size) {
         let limits = format!(
-            "-s must be from 1 to {BYTES_MAX} bytes, one packet, and to {CALL_BYTES_MAX} with --verb call"
+            "-s must be from 1 to {BYTES_MAX} bytes (one packet), or to {CALL_BYTES_MAX} with --verb call"
         );
         return Err(wrong(&limits).into());
     }

@@ -1,6 +1,6 @@
-//! A harness of the API's conformance suite whose nodes are processes that act as hosts of their own: each has its own
-//! cluster directory, and talks to the others over UDP on the loopback interface. All sessions attach from the test's
-//! process.
+//! A harness of the API's conformance suite that runs each node in a process of its own. Each process acts as a host: it
+//! has its own cluster directory, and talks to the others over UDP on the loopback interface. All sessions attach from the
+//! test's process.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
