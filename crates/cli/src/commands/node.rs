@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use halite::cluster_dir::Made;
 use halite::{Config, Hosts, JoinError, NodeId};
+use halite_providers::allocator;
 use rustix::process::Signal;
 
 use super::drain;
@@ -30,6 +31,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     if args.detached {
         rustix::process::setsid().context("cannot leave the terminal")?;
     }
+    allocator::return_long_blocks();
     // Listens before the node starts, so that no signal is lost.
     let mut signals = SignalWaiter::listen().context("cannot listen for signals")?;
     let second_signal = ExitOnSecondSignal::listen().context("cannot listen for signals")?;

@@ -287,9 +287,9 @@ impl Connection {
     }
 
     /// Ends the connection, its operations and calls. Returns the session, whose objects the caller must end.
-    pub(super) fn end(self, epoll: &OwnedFd, token: u64) -> Option<Rc<Desk>> {
+    pub(super) fn end(self, epoll: &OwnedFd) -> Option<Rc<Desk>> {
         let desk = self.desk.clone()?;
-        desk.in_flight.end(&self.socket, epoll, token);
+        desk.in_flight.end((self.peer.uid, self.client), &self.socket, epoll);
         Some(desk)
     }
 
@@ -327,7 +327,7 @@ impl Connection {
         if !self.is_attached() {
             return Ok(());
         }
-        let input = std::mem::take(&mut self.input);
+        let mut input = std::mem::take(&mut self.input);
         let mut at = 0;
         // A message asks for its whole length, so its bytes that have arrived must not count as well.
         self.charge();
@@ -382,19 +382,24 @@ impl Connection {
                 self.announced = len;
                 break;
             };
-            self.start_message(id, body)?;
-            at += len;
+            if body.len() > wire::SLICE_BYTES {
+                // Copying it would take milliseconds.
+                let rest = input.split_off(at + len);
+                self.start_message(id, std::mem::replace(&mut input, rest), at + wire::HEADER_BYTES)?;
+                at = 0;
+            } else {
+                self.start_message(id, body.to_vec(), 0)?;
+                at += len;
+            }
             is_drained = self.drain_ring(until)?;
         }
         self.waits_for_room = !self.has_room();
         // The messages behind lines, or an access in progress, wait for them.
         self.wants_turn |= !is_drained || self.is_copying() && (at < input.len() || !self.is_awake());
-        self.input = input;
-        self.input.drain(..at);
-        if self.input.is_empty() {
-            // An idle client keeps no buffer.
-            self.input = Vec::new();
-        }
+        input.drain(..at);
+        // A long message must not move while it grows; an idle client keeps no buffer.
+        input.reserve_exact(self.announced.saturating_sub(input.len()));
+        self.input = if input.is_empty() { Vec::new() } else { input };
         Ok(())
     }
 
@@ -405,10 +410,10 @@ impl Connection {
         is_below && !self.is_stalled() && !self.is_refused
     }
 
-    /// Starts the request of a socket's message.
-    fn start_message(&mut self, request: u64, body: &[u8]) -> Result<(), Over> {
+    /// Starts the request of a socket's message, whose body begins at `begin` of `bytes`.
+    fn start_message(&mut self, request: u64, bytes: Vec<u8>, begin: usize) -> Result<(), Over> {
         self.started = self.started.wrapping_add(1);
-        if wire::is_cancel(body) {
+        if wire::is_cancel(&bytes[begin..]) {
             if let Some(operation) = self.operations.remove(&request) {
                 self.end_operation(operation);
                 self.answer(request, wire::message(request, &(), &[]));
@@ -423,13 +428,13 @@ impl Connection {
         if self.operations.contains_key(&request) || slot_of(request).is_some() {
             return Err(Over);
         }
-        self.start(request, body.to_vec())
+        self.start(request, bytes, begin)
     }
 
-    fn start(&mut self, request: u64, body: Vec<u8>) -> Result<(), Over> {
+    fn start(&mut self, request: u64, bytes: Vec<u8>, begin: usize) -> Result<(), Over> {
         let desk = self.desk.clone().ok_or(Over)?;
-        let bytes = body.len();
-        self.start_future(request, bytes, Box::pin(carry_out(desk, request, body)))
+        let len = bytes.len() - begin;
+        self.start_future(request, len, Box::pin(carry_out(desk, request, bytes, begin)))
     }
 
     fn start_future(&mut self, request: u64, bytes: usize, future: Execution) -> Result<(), Over> {
@@ -495,7 +500,7 @@ impl Connection {
 
     fn queue_with(&mut self, message: Vec<u8>, fds: Vec<OwnedFd>) {
         if let Some(desk) = self.desk.as_ref().filter(|_| !fds.is_empty()) {
-            desk.in_flight.add(self.peer.uid, &self.socket, fds.len());
+            desk.in_flight.add((self.peer.uid, self.client), &self.socket, fds.len());
         }
         self.counts[1] += u64::from(wire::refusal_of(&message[wire::HEADER_BYTES..]).is_some());
         self.unsent += message.len();

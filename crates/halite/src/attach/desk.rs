@@ -260,11 +260,10 @@ impl Desk {
         drop(ended);
     }
 
-    /// Ends at most `max` objects. Returns true if there are more.
-    pub(super) fn end_some(&self, max: usize) -> bool {
-        let ids: Vec<u64> = self.objects.borrow().keys().take(max).copied().collect();
-        ids.into_iter().for_each(|id| self.end(id));
-        !self.objects.borrow().is_empty()
+    /// Ends an object. Returns false if there is none.
+    pub(super) fn end_one(&self) -> bool {
+        let id = self.objects.borrow().first_key_value().map(|(id, _)| *id);
+        id.inspect(|id| self.end(*id)).is_some()
     }
 
     pub(super) fn buffer(&self, id: u64) -> Option<Window> {

@@ -33,10 +33,11 @@ const QUEUED_BYTES_OF_OTHERS_MAX: usize = 4 << 20;
 /// Maximum number of callers that an attached session's function or port may name. They use memory of the node.
 const CALLERS_MAX: usize = 4096;
 
-/// Executes a request, and returns the reply. Returns `None` if the request is malformed; the connection then ends.
-pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, body: Vec<u8>) -> Option<Vec<u8>> {
-    let reply = carry_out_body(&desk, id, &body).await;
-    desk.spares.give_back(body);
+/// Executes the request that begins at `begin` of `bytes`, and returns the reply. Returns `None` if the request is
+/// malformed; the connection then ends.
+pub(super) async fn carry_out(desk: Rc<Desk>, id: u64, bytes: Vec<u8>, begin: usize) -> Option<Vec<u8>> {
+    let reply = carry_out_body(&desk, id, &bytes[begin..]).await;
+    desk.spares.give_back(bytes);
     reply
 }
 

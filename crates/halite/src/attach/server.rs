@@ -4,7 +4,7 @@ mod calls;
 mod rings;
 mod turns;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -43,13 +43,9 @@ const SHORTAGE_MS: i64 = 100;
 /// Maximum number of events that one wait returns.
 const EVENTS_MAX: usize = 256;
 
-/// Maximum number of objects of ended sessions that end in one round: about 1 ms for watches with unread notifications.
-const ENDED_MAX: usize = 32;
-
-/// Tokens of the listener, the bell and the sockets of ended connections; clients count from 0.
+/// Tokens of the listener and the bell; clients count from 0.
 const LISTENER: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
-const ENDED: u64 = u64::MAX - 2;
 
 pub(super) struct Server {
     epoll: OwnedFd,
@@ -67,8 +63,8 @@ pub(super) struct Server {
     /// Clients that use shared memory.
     rings: Rings,
     turns: Turns,
-    /// Sessions that have ended and still have objects.
-    ended: Vec<Rc<Desk>>,
+    /// Sessions that have ended and still have objects, by user.
+    ended: BTreeMap<u32, VecDeque<Rc<Desk>>>,
     /// True while [`Server::finish_calls`] runs.
     finishes_calls: bool,
     closer: Closer,
@@ -117,7 +113,7 @@ impl Server {
             stalled: BTreeSet::new(),
             rings: Rings::new(),
             turns: Turns::default(),
-            ended: Vec::new(),
+            ended: BTreeMap::new(),
             finishes_calls: false,
             closer,
             next_client: 0,
@@ -140,6 +136,7 @@ impl Server {
             if !is_polling && std::mem::take(&mut self.rings.has_polled) {
                 self.driver.rest();
             }
+            self.turns.begin_round();
             self.end_objects();
             let has_turns = !self.turns.is_empty() || !self.ended.is_empty();
             self.end_overdue_calls();
@@ -160,7 +157,6 @@ impl Server {
                 match event.data.u64() {
                     LISTENER => is_short = self.accept().is_err(),
                     BELL => drop(rustix::io::read(&self.ready.bell, &mut [0; 8])),
-                    ENDED => self.in_flight.collect(),
                     client => self.serve(client, event.flags),
                 }
             }
@@ -168,7 +164,7 @@ impl Server {
             for id in woken {
                 if let Some(connection) = self.clients.get_mut(&id.client) {
                     connection.wake(id.request);
-                    self.turns.add(id.client);
+                    self.turns.add(connection.peer().uid, id.client);
                 }
             }
             self.take_turns();
@@ -178,7 +174,7 @@ impl Server {
                 let Some(connection) = clients.get(client) else { return false };
                 let may_continue = connection.may_continue();
                 if may_continue {
-                    turns.add(*client);
+                    turns.add(connection.peer().uid, *client);
                 }
                 !may_continue
             });
@@ -245,8 +241,19 @@ impl Server {
         Ok(())
     }
 
-    /// Handles the readiness of a client's socket.
+    /// Handles an event of a client's socket, unless its user has used up its time in this round: the event then comes
+    /// again.
     fn serve(&mut self, client: u64, flags: epoll::EventFlags) {
+        let begin = Instant::now();
+        let Some(uid) = self.clients.get(&client).map(|connection| connection.peer().uid) else {
+            let uid = self.in_flight.user_of(client);
+            self.in_flight.look(client);
+            uid.into_iter().for_each(|uid| self.charge(uid, begin));
+            return;
+        };
+        if self.turns.is_over(uid) {
+            return;
+        }
         let mut slice = std::mem::take(&mut self.slice);
         self.with(client, |connection, server| {
             if flags.intersects(!epoll::EventFlags::OUT) {
@@ -263,6 +270,14 @@ impl Server {
             Ok(())
         });
         self.slice = slice;
+        self.charge(uid, begin);
+    }
+
+    /// Counts the time since `begin` as a user's.
+    fn charge(&mut self, uid: u32, begin: Instant) {
+        let used = begin.elapsed();
+        self.turns.charge(uid, used);
+        self.rings.charge(uid, used);
     }
 
     /// Runs `act` on a connection, then sends its output. Drops the connection if it has ended.
@@ -280,7 +295,7 @@ impl Server {
                 self.stalled.insert(client);
             }
             if connection.wants_turn() {
-                self.turns.add(client);
+                self.turns.add(connection.peer().uid, client);
             }
             let has_forwards = connection.has_forwards();
             self.clients.insert(client, connection);
@@ -289,38 +304,45 @@ impl Server {
             }
         } else {
             self.sessions.set(client, None);
-            self.ended.extend(connection.end(&self.epoll, ENDED));
-            self.end_objects();
+            let uid = connection.peer().uid;
+            self.ended.entry(uid).or_default().extend(connection.end(&self.epoll));
         }
         self.finish_calls();
     }
 
-    /// Ends some objects of a session that has ended. Thousands of them take more than 0.1 s, in which others wait.
+    /// Ends objects of sessions that have ended, the oldest session of each user first, as far as the user has time left in
+    /// this round. Thousands of them take more than 0.1 s.
     fn end_objects(&mut self) {
-        let Some(desk) = self.ended.last() else { return };
-        if !desk.end_some(ENDED_MAX) {
-            self.ended.pop();
-        }
+        let mut users = std::mem::take(&mut self.ended);
+        users.retain(|uid, desks| {
+            while let Some(desk) = desks.front()
+                && !self.turns.is_over(*uid)
+            {
+                let begin = Instant::now();
+                if !desk.end_one() {
+                    // Ends the session itself.
+                    desks.pop_front();
+                }
+                self.charge(*uid, begin);
+            }
+            !desks.is_empty()
+        });
+        self.ended = users;
         self.finish_calls();
     }
 
     /// Gives each client that has something to do a turn, as far as its user has time left in this round.
     fn take_turns(&mut self) {
-        self.turns.begin_round();
-        for _ in 0..self.turns.len() {
-            let Some(client) = self.turns.next() else { break };
-            let Some(uid) = self.clients.get(&client).map(|connection| connection.peer().uid) else {
-                continue;
-            };
-            if self.turns.is_over(uid) {
-                self.turns.add(client);
-                continue;
+        for (uid, waiting) in self.turns.users() {
+            for _ in 0..waiting {
+                if self.turns.is_over(uid) {
+                    break;
+                }
+                let Some(client) = self.turns.next(uid) else { break };
+                let begin = Instant::now();
+                self.with(client, |connection, _| connection.take_turn(begin + TURN));
+                self.charge(uid, begin);
             }
-            let begin = Instant::now();
-            self.with(client, |connection, _| connection.take_turn(begin + TURN));
-            let used = begin.elapsed();
-            self.turns.charge(uid, used);
-            self.rings.charge(uid, used);
         }
     }
 

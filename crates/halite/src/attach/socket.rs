@@ -29,7 +29,6 @@ pub(super) struct Socket {
     descriptors: Cell<usize>,
     /// Number of those that wait to be sent.
     queued: Cell<usize>,
-    has_ended: Cell<bool>,
 }
 
 /// Passes sockets to the thread that closes them.
@@ -53,8 +52,8 @@ impl Closer {
 
 impl Socket {
     pub(super) fn new(stream: UnixStream, closer: Closer) -> Socket {
-        let (descriptors, queued, has_ended) = Default::default();
-        Socket { stream: Some(stream), closer, descriptors, queued, has_ended }
+        let (descriptors, queued) = Default::default();
+        Socket { stream: Some(stream), closer, descriptors, queued }
     }
 
     /// Counts descriptors that wait to be sent.
@@ -86,14 +85,9 @@ impl Socket {
 
     /// Ends the connection. The client learns of it at once, and can send no more.
     pub(super) fn end(&self) {
-        self.has_ended.set(true);
         // These will not be sent.
         self.queued.set(0);
         let _ = self.stream.as_ref().map(|stream| stream.shutdown(Shutdown::Both));
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.has_ended.get()
     }
 
     /// Receives bytes into `slice`, and returns their number; `None` if there are none now. Fails if the connection has

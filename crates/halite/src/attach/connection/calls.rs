@@ -239,7 +239,7 @@ impl Connection {
             self.answer_slot(slot, wire::refused(id_of(slot), exceeded));
             return Ok(());
         }
-        self.start(id_of(slot), body)
+        self.start(id_of(slot), body, 0)
     }
 
     /// Passes the answer of a direct call to this client.

@@ -248,7 +248,7 @@ impl Connection {
             self.answer_slot(slot, wire::refused(id_of(slot), exceeded));
             return Ok(());
         }
-        self.start(id_of(slot), body)
+        self.start(id_of(slot), body, 0)
     }
 
     /// Returns `head` and a copy of a line's bytes, which are in its slot if they are too long for `words`.
