@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
@@ -642,8 +642,17 @@ pub struct Get {
     /// Name of the region
     pub name: String,
     /// File to write; it appears when all bytes are written and verified [default: standard output]
-    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// The same
+    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
     pub output: Option<PathBuf>,
+}
+
+impl Get {
+    /// Returns the file to write; `None` for standard output.
+    pub fn target(&self) -> Option<&Path> {
+        self.output.as_deref().or(self.file.as_deref())
+    }
 }
 
 /// Flags of commands that take only the name of a region.

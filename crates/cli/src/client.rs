@@ -3,9 +3,11 @@
 use std::error::Error;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Once, OnceLock};
+use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use halite::cluster_dir::{self, ClusterDirError, Presence};
 use halite::{
     AccessCause, AccessError, AttachError, Config, CopyError, EPHEMERAL_NODE_MIN, JoinError, Node, NodeId,
@@ -14,7 +16,11 @@ use halite::{
 use halite_providers::private_dir::DirError;
 
 use crate::output;
+use crate::threads;
 use crate::transport;
+
+/// Time after which a command says that it waits for a node.
+const SILENCE_NOTED: Duration = Duration::from_secs(1);
 
 /// Name of node 0 in errors about connections.
 const NODE_0: &str = "node 0";
@@ -61,14 +67,36 @@ pub fn with_priority(session: blocking::Session) -> Result<blocking::Session, Qo
 /// Attaches to a node of this host in the cluster directory, or joins the cluster as a node if no node accepts sessions.
 pub fn attach(dir: &Path) -> anyhow::Result<Client> {
     if EMBEDS.get() != Some(&true) && !must_join(dir)? {
-        match blocking::Session::attach(dir) {
+        match attach_to_any(dir) {
             Ok(session) => return Ok(Client::attached(session)?),
+            Err(AttachError::NoNode { .. }) if belongs_to_other_user(dir) => {
+                let (dir, owner) = (dir.display(), std::fs::metadata(dir)?.uid());
+                bail!("no node runs in {dir}, which belongs to user {owner}: only this user can start one");
+            }
             // Joining then either reports the same reason or succeeds.
             Err(AttachError::NoNode { .. } | AttachError::Io { .. }) => {}
             Err(refused) => return Err(refused.into()),
         }
     }
     Client::join(dir)
+}
+
+/// Attaches to a node of this host. Prints a note if the node does not answer soon.
+fn attach_to_any(dir: &Path) -> Result<blocking::Session, AttachError> {
+    std::thread::scope(|scope| {
+        let (attached, is_attached) = channel::<()>();
+        let _ = threads::spawn_in(scope, move || {
+            if is_attached.recv_timeout(SILENCE_NOTED) == Err(RecvTimeoutError::Timeout) {
+                let dir = dir.display();
+                output::note(&format!(
+                    "a node in {dir} does not answer; its process may be stopped; trying for 10 s each"
+                ));
+            }
+        });
+        let session = blocking::Session::attach(dir);
+        drop(attached);
+        session
+    })
 }
 
 /// Returns true if the cluster directory belongs to another user, so that this command can only attach.

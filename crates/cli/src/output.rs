@@ -2,6 +2,7 @@
 
 use std::io::{self, Stdout, Write};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 
 use halite_providers::inherited::{Standard, was_closed};
 use serde::Serialize;
@@ -49,6 +50,14 @@ pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "halite: {text}");
 }
 
+/// Notes that [`report_failure`] prints after the failure.
+static CONSEQUENCES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Prints a note about a consequence of the failure that the program is about to report, after this failure.
+pub fn note_consequence(text: String) {
+    CONSEQUENCES.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+}
+
 /// Formats an error and its causes. Omits a cause if the preceding text already ends with the text of this cause.
 pub fn error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
@@ -75,6 +84,7 @@ pub fn report_failure(error: &anyhow::Error) -> ExitCode {
     if !error.chain().any(is_closed) {
         note(&error_chain(error));
     }
+    CONSEQUENCES.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|text| note(text));
     if error.is::<UsageError>() {
         return ExitCode::from(2);
     }

@@ -1,6 +1,10 @@
-//! Text tables: each column is as wide as its widest cell.
+//! Text tables: each column is as wide as its widest cell, up to [`WIDTH_MAX`]. A wider cell moves the rest of its own row
+//! only.
 
 use std::fmt::{self, Write};
+
+/// Maximum width of a column, in letters.
+const WIDTH_MAX: usize = 64;
 
 /// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +54,7 @@ impl Table {
             self.text.replace_range(begin.., &cell);
         }
         let column = self.cells.len() % self.widths.len();
-        self.widths[column] = self.widths[column].max(width);
+        self.widths[column] = self.widths[column].max(width.min(WIDTH_MAX));
         self.cells.push((self.text.len(), width));
     }
 
@@ -105,10 +109,10 @@ impl Table {
                 match align {
                     Align::Left => {
                         text.push_str(cell);
-                        pad(text, column - width);
+                        pad(text, column.saturating_sub(*width));
                     }
                     Align::Right => {
-                        pad(text, column - width);
+                        pad(text, column.saturating_sub(*width));
                         text.push_str(cell);
                     }
                 }

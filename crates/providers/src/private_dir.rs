@@ -77,7 +77,7 @@ fn not_private(dir: &Path, mode: u32, uid: u32, uid_wanted: u32) -> String {
     let dir = dir.display();
     if uid != uid_wanted {
         return format!(
-            "{dir} belongs to user {uid}, and this process runs as user {uid_wanted}; choose another directory"
+            "{dir} belongs to user {uid}, and this process runs as user {uid_wanted}; run it as user {uid}, or choose another directory"
         );
     }
     format!("other users can enter {dir} (its mode is {mode:04o}); run `chmod 700 {dir}`")
@@ -223,20 +223,32 @@ impl PrivateDir {
     /// Opens a directory. Fails if other users have more permissions than the mode bits `others`.
     fn open_at(at: BorrowedFd<'_>, name: &Path, path: PathBuf, others: u32) -> Result<PrivateDir, DirError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat(at, name, flags, Mode::empty());
-        let fd = opened.map_err(|error| {
-            io_error(&path)(match error {
-                Errno::NOTDIR | Errno::LOOP => io::Error::new(io::ErrorKind::NotADirectory, NOT_A_DIRECTORY),
-                error => error.into(),
+        let uid_wanted = rustix::process::geteuid().as_raw();
+        let not_private = |dir: &Path, stat: Stat| {
+            let (dir, mode, uid) = (dir.to_owned(), stat.st_mode & 0o7777, stat.st_uid);
+            (mode & 0o077 & !others != 0 || uid != uid_wanted).then_some(DirError::NotPrivate {
+                dir,
+                mode,
+                uid,
+                uid_wanted,
             })
+        };
+        let fd = rustix::fs::openat(at, name, flags, Mode::empty()).map_err(|error| match error {
+            Errno::NOTDIR | Errno::LOOP => {
+                io_error(&path)(io::Error::new(io::ErrorKind::NotADirectory, NOT_A_DIRECTORY))
+            }
+            // It may be a directory of another user.
+            Errno::ACCESS => rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW)
+                .ok()
+                .and_then(|stat| not_private(&path, stat))
+                .unwrap_or_else(|| io_error(&path)(error.into())),
+            error => io_error(&path)(error.into()),
         })?;
         let stat = rustix::fs::fstat(&fd).map_err(|error| io_error(&path)(error.into()))?;
-        let uid_wanted = rustix::process::geteuid().as_raw();
-        let (mode, uid) = (stat.st_mode & 0o7777, stat.st_uid);
-        if mode & 0o077 & !others != 0 || uid != uid_wanted {
-            return Err(DirError::NotPrivate { dir: path, mode, uid, uid_wanted });
+        match not_private(&path, stat) {
+            Some(error) => Err(error),
+            None => Ok(PrivateDir { path, fd, uid: uid_wanted }),
         }
-        Ok(PrivateDir { path, fd, uid })
     }
 
     /// Returns the path under which the directory was opened. Another process may have moved the directory since.

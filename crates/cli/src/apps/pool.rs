@@ -385,7 +385,11 @@ impl WorkerPool {
         {
             // A killed worker leaves its regions behind. The failure of the run itself takes precedence.
             if let Err(why) = sweep(&dir, &name) {
-                output::note(&leftover_note(&dir, &name, &why));
+                let text = leftover_note(&dir, &name, &why);
+                match outcome.is_err() || ended.is_err() {
+                    true => output::note_consequence(text),
+                    false => output::note(&text),
+                }
             }
         }
         let outcome = outcome?;

@@ -20,7 +20,7 @@ use crate::trailer::{TRAILER_BYTES, Trailer};
 
 /// Copies a region. A file appears when all its bytes are verified; standard output receives bytes as they are read.
 pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
-    if args.output.is_none() {
+    if args.target().is_none() {
         output::standard_output().context("cannot write to standard output")?;
     }
     let client = client::attach(dir)?;
@@ -42,9 +42,9 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
         }
     };
     // Only a file must be removed after an interrupt. Otherwise the signal may end the process, even at a pipe.
-    let interrupt = Sink::is_file(args.output.as_deref()).then(Interrupt::listen).transpose();
+    let interrupt = Sink::is_file(args.target()).then(Interrupt::listen).transpose();
     let interrupt = interrupt.context("cannot listen for signals")?;
-    let mut sink = Sink::create(args.output.as_deref())?;
+    let mut sink = Sink::create(args.target())?;
     let actual = match tail.whole_content(region_len, len) {
         Some(bytes) => {
             sink.write(bytes)?;

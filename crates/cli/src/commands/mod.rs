@@ -42,8 +42,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let (runtime, dir) = (Path::new(&runtime).display(), dir.display());
         output::note(&format!("{runtime} (XDG_RUNTIME_DIR) belongs to another user; using {dir}"));
     }
-    // `HALITE_DIR` may be set for later use, so it counts only if a cluster runs there.
-    let uses_dir = arguments.dir_is_flag || is_given && is_running(&dir);
     let done = match arguments.command {
         Command::Up(args) => up::run(&dir, &args, log),
         Command::Node(args) => return node::run(&dir, &args),
@@ -72,7 +70,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Perf(args) => perf::run(is_given.then_some(dir.as_path()), &args),
         Command::Figure(args) => figure::run(&args),
         Command::Sim(args) => sim::run(&args),
-        Command::Run(args) => apps::run(uses_dir.then_some(dir.as_path()), &args),
+        Command::Run(args) => {
+            // `HALITE_DIR` may be set for later use, so it counts only if a cluster runs there.
+            let uses_dir = arguments.dir_is_flag || is_given && is_running(&dir);
+            apps::run(uses_dir.then_some(dir.as_path()), &args)
+        }
         Command::RunWorker(args) => apps::work(&dir, &args),
         Command::RunSweep(args) => apps::sweep(&dir, &args),
         Command::PerfFanInServer(args) => perf::serve_fan_in(&args),

@@ -16,6 +16,11 @@ pub fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().expect("none is hidden").get_name().to_owned()
 }
 
+fn whole_seconds(text: &str) -> Result<u64, &'static str> {
+    let seconds = text.parse().ok().filter(|seconds| (1..=3600).contains(seconds));
+    seconds.ok_or("it takes a whole number of seconds, from 1 to 3600")
+}
+
 /// Arguments of `halite perf`
 #[derive(Args, Clone, Debug)]
 pub struct PerfArgs {
@@ -96,7 +101,7 @@ pub struct PerfArgs {
     #[arg(long, value_name = "none|hw-sep|sw-pri")]
     pub policy: Option<Policy>,
     /// qos: seconds of each phase [default: 2]
-    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "S", value_parser = whole_seconds)]
     pub seconds: Option<u64>,
     /// qos: rate of the link in bytes per second [default: hw-sep: as measured first; sw-pri: as the policy measures it]
     #[arg(long, value_name = "BYTES")]

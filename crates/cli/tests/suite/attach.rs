@@ -216,7 +216,16 @@ fn other_user_needs_grants() {
         let mode = entry.metadata().unwrap().permissions().mode() & 0o077;
         assert_eq!(mode, if entry.file_name() == "attach" { 0o055 } else { 0 }, "{:?}", entry.file_name());
     }
-    assert!(!run_as_other(&scratch, "--embed ls").0, "another user cannot become a node");
+    for alone in ["--embed ls", "drain 0", "forget 0", "down"] {
+        let (is_done, _, complaint) = run_as_other(&scratch, alone);
+        assert!(!is_done && complaint.contains("belongs to user 0"), "{alone}: {complaint}");
+    }
+    // After the node is killed, its user starts another one.
+    Process::open(scratch.pid(0)).kill();
+    let (_, _, complaint) = run_as_other(&scratch, "ls");
+    assert!(complaint.contains("user 0: only this user can start one"), "{complaint}");
+    scratch.ok("up --nodes 1 --detach --attach-mode 0666");
+    assert!(run_as_other(&scratch, "status --json").0);
     scratch.ok("down");
     assert_eq!(std::fs::metadata(scratch.cluster()).unwrap().permissions().mode() & 0o777, 0o700);
 }

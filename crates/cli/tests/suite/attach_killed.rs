@@ -8,6 +8,8 @@ use halite::{
     Amounts, CallCause, Function, NodeId, Permissions, Placement, Port, Quota, SendCause, ServeOptions,
 };
 
+use rustix::process::Signal;
+
 use crate::support::{Running, Scratch, eventually};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -42,6 +44,18 @@ fn a_killed_client_frees_everything_that_it_has() {
         for (quota, more) in [(Quota::Sessions, 1), (Quota::Services, 2), (Quota::Waits, 1)] {
             assert!(held.of(quota) >= before.0.of(quota) + more, "{quota:?}: {held:?}");
         }
+        // While the client is stopped, only those wait that want what it has.
+        client.signal(Signal::STOP);
+        let other = Session::attach(scratch.cluster()).unwrap();
+        let board = other.map("board", Permissions::READ).unwrap();
+        other.read(board, 0, &mut [0; 64]).unwrap();
+        let rights = Permissions::READ | Permissions::WRITE;
+        let own = other.alloc(None, 1 << 20, Placement::Local, rights).unwrap();
+        other.write(own, 0, &[7; 1 << 20]).unwrap();
+        drop(other.lock("desk").unwrap());
+        other.free_lock("desk").unwrap();
+        other.free(own).unwrap();
+        drop(other);
         std::thread::scope(|scope| {
             let waiters = [0; 2]
                 .map(|_| scope.spawn(|| Session::attach(scratch.cluster()).unwrap().lock("till").map(drop)));

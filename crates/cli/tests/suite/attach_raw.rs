@@ -194,7 +194,17 @@ fn a_client_attaches_only_to_a_listener_of_the_directorys_owner() {
     symlink(scratch.file("socket"), linked.join("attach/node-0.sock")).unwrap();
     chown(&linked, Some(THEIRS), None).unwrap();
     assert!(matches!(refused(&linked), AttachError::Stranger { .. }));
-    drop(listener);
+    // A node of an older version.
+    chown(&linked, Some(0), None).unwrap();
+    let older = std::thread::spawn(move || {
+        // The first connection is the stranger's, which has ended.
+        for mut node in listener.incoming().take(2).flatten() {
+            let _ = node.write_all(&hello(VERSION - 1));
+        }
+    });
+    let expected = AttachError::OtherVersion { dir: linked.clone(), theirs: VERSION - 1, ours: VERSION };
+    assert_eq!(refused(&linked).to_string(), expected.to_string());
+    older.join().unwrap();
     // A link instead of the folder of sockets, or of the directory.
     for (dir, link) in [("folder", "folder/attach"), ("whole", "whole")] {
         let link = scratch.file(link);
