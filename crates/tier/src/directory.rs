@@ -11,7 +11,7 @@ mod lost;
 use std::fmt;
 
 use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, Requester};
-use crate::members::Parting;
+use crate::members::NodeLoss;
 use crate::message::{ErrorReply, Reply, Request};
 use crate::news::News;
 
@@ -46,10 +46,10 @@ pub trait Directory: fmt::Debug + Send {
 
     /// Handles a request to claim, release, find, list or forget names. A [`DirectoryOutput::Answer`] to `requester`
     /// follows.
-    fn ask(&mut self, now_ns: u64, requester: Requester, question: Request);
+    fn handle_request(&mut self, now_ns: u64, requester: Requester, request: Request);
 
     /// Handles an event that may affect names.
-    fn tell(&mut self, now_ns: u64, event: DirectoryEvent);
+    fn handle_event(&mut self, now_ns: u64, event: DirectoryEvent);
 
     /// Handles the result of a transaction that [`DirectoryOutput::Store`] requested.
     fn handle_stored(&mut self, _now_ns: u64, _id: u64, _result: Result<Stored, StoreFailure>) {}
@@ -76,15 +76,15 @@ pub trait Directory: fmt::Debug + Send {
 
     /// After the names have moved, removes and returns the requesters that wait for the end of the move, and the events
     /// that arrived while they waited.
-    fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
+    fn take_pending(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
         (Vec::new(), Vec::new())
     }
 
     /// Removes this node's entries that no other node needs from the outside store. Called when this node leaves.
-    fn sign_off(&mut self, _now_ns: u64) {}
+    fn deregister(&mut self, _now_ns: u64) {}
 
-    /// Returns true if the removal by [`Directory::sign_off`] has ended.
-    fn is_signed_off(&self) -> bool {
+    /// Returns true if the removal by [`Directory::deregister`] has ended.
+    fn is_deregistered(&self) -> bool {
         true
     }
 
@@ -136,9 +136,9 @@ pub enum HomeReply {
 pub enum DirectoryEvent {
     /// This node starts to connect to all nodes that joined before it. Some of them may be homes that this node does
     /// not know.
-    Meeting,
+    Connecting,
     /// This node has finished connecting: each connection to a node that joined before it is up or has failed.
-    AllMet,
+    AllConnected,
     /// This incarnation will report the names of its regions. It joined before the directory's node.
     Expected(NodeIncarnation),
     /// A home reports the names and epochs of its regions.
@@ -175,14 +175,14 @@ pub enum DirectoryEvent {
         /// The ended incarnation.
         incarnation: NodeIncarnation,
         /// Cause and time of the end.
-        parting: Parting,
+        loss: NodeLoss,
     },
     /// The cause of an incarnation's end was corrected.
     Corrected {
         /// The ended incarnation.
         incarnation: NodeIncarnation,
         /// Corrected cause and time of the end.
-        parting: Parting,
+        loss: NodeLoss,
     },
     /// Another node is killing a node's process, or has killed it.
     Killed {

@@ -39,27 +39,26 @@ pub struct Peer {
 
 /// Cause and time of a node's loss, on this node's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Parting {
+pub struct NodeLoss {
     /// Cause of the loss.
     pub cause: LossCause,
     /// Time of the loss in ns; negative if before this node's clock started.
     pub at_ns: i64,
 }
 
-impl Parting {
+impl NodeLoss {
     /// Returns a loss at time `now_ns`.
-    pub fn now(cause: LossCause, now_ns: u64) -> Parting {
-        Parting { cause, at_ns: signed(now_ns) }
+    pub fn now(cause: LossCause, now_ns: u64) -> NodeLoss {
+        NodeLoss { cause, at_ns: signed(now_ns) }
     }
 
-    /// Creates a parting from a loss that another node reported: converts the loss's age to a time on this node's
-    /// clock, which now shows `now_ns`.
-    pub fn of(loss: Loss, now_ns: u64) -> Parting {
-        Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
+    /// Converts a loss that another node reported, with its age, to this node's clock, which now shows `now_ns`.
+    pub fn from_age(loss: Loss, now_ns: u64) -> NodeLoss {
+        NodeLoss { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
     }
 
     /// Changes the cause of the loss from an exit to a kill. Returns true if the cause was an exit.
-    pub fn note_killed(&mut self) -> bool {
+    pub fn mark_killed(&mut self) -> bool {
         let is_news = self.cause == LossCause::Exited;
         if is_news {
             self.cause = LossCause::Killed;
@@ -68,7 +67,7 @@ impl Parting {
     }
 
     /// Returns the loss in the form sent to other nodes, with its age at `now_ns`.
-    pub fn loss(self, now_ns: u64) -> Loss {
+    pub fn with_age(self, now_ns: u64) -> Loss {
         Loss { cause: self.cause, age_ns: u64::try_from(signed(now_ns) - self.at_ns).unwrap_or(0) }
     }
 }
@@ -124,7 +123,7 @@ pub struct CutOffPeer {
 struct Known {
     member: Member,
     /// Cause and time of the node's loss; `None` while it is alive.
-    parting: Option<Parting>,
+    loss: Option<NodeLoss>,
 }
 
 /// All nodes that this node knows, with their connections and states.
@@ -181,7 +180,7 @@ impl Members {
             state: NodeState::Alive,
             loss: None,
         };
-        self.note(Known { member, parting: None });
+        self.note(Known { member, loss: None });
     }
 
     fn note(&mut self, known: Known) {
@@ -207,8 +206,8 @@ impl Members {
                 known.member.incarnation != member.incarnation || member.state != NodeState::Alive
             };
             if self.known.get(&member.incarnation.node).is_none_or(is_news) {
-                let parting = member.loss.map(|loss| Parting::of(loss, now_ns));
-                self.note(Known { member, parting });
+                let loss = member.loss.map(|loss| NodeLoss::from_age(loss, now_ns));
+                self.note(Known { member, loss });
             }
         }
     }
@@ -218,15 +217,15 @@ impl Members {
     pub fn note_missing(&mut self, member: Member, now_ns: u64) {
         if !self.known.contains_key(&member.incarnation.node) {
             let loss = member.loss.unwrap_or(Loss { cause: LossCause::Unreachable, age_ns: 0 });
-            let parting = Some(Parting::of(loss, now_ns));
-            self.note(Known { member: Member { state: NodeState::Unreachable, ..member }, parting });
+            let loss = Some(NodeLoss::from_age(loss, now_ns));
+            self.note(Known { member: Member { state: NodeState::Unreachable, ..member }, loss });
         }
     }
 
     /// Records a node that the directory reaches and to which this node is about to connect.
     pub fn note_awaited(&mut self, member: Member) {
         let member = Member { state: NodeState::Alive, loss: None, ..member };
-        self.note(Known { member, parting: None });
+        self.note(Known { member, loss: None });
     }
 
     /// Records that this node could not connect to another node, although the directory reaches that node.
@@ -245,7 +244,7 @@ impl Members {
     pub fn note_unconnected(&mut self, member: Member) {
         self.note(Known {
             member: Member { state: NodeState::Unconnected, loss: None, ..member },
-            parting: None,
+            loss: None,
         });
     }
 
@@ -255,7 +254,7 @@ impl Members {
         &mut self,
         peer: PeerId,
         state: NodeState,
-        parting: Parting,
+        loss: NodeLoss,
         now_ns: u64,
     ) -> Option<NodeIncarnation> {
         let gone = self.peers.remove(&peer)?;
@@ -264,7 +263,7 @@ impl Members {
         }
         if let Some(known) = self.known_mut(gone.incarnation) {
             known.member.state = state;
-            known.parting = Some(parting);
+            known.loss = Some(loss);
         }
         let Peer { incarnation, pid, is_killed_elsewhere, heard_ns, .. } = gone;
         let zombie = Zombie {
@@ -281,10 +280,10 @@ impl Members {
     }
 
     /// Records that an incarnation has ended.
-    pub fn end(&mut self, incarnation: NodeIncarnation, state: NodeState, parting: Parting) {
+    pub fn end(&mut self, incarnation: NodeIncarnation, state: NodeState, loss: NodeLoss) {
         let Some(known) = self.known_mut(incarnation) else { return };
         known.member.state = state;
-        known.parting = Some(parting);
+        known.loss = Some(loss);
         // Forgets nodes without memory, which come and go with every command, and ephemeral nodes, whose numbers are
         // never reissued.
         if known.member.bytes_total == 0 || incarnation.node.is_ephemeral() {
@@ -315,14 +314,14 @@ impl Members {
     }
 
     /// Returns the cause and time of an incarnation's loss, or `None` if the incarnation is not lost or not known.
-    pub fn parting_of(&self, incarnation: NodeIncarnation) -> Option<Parting> {
-        self.known.get(&incarnation.node).filter(|it| it.member.incarnation == incarnation)?.parting
+    pub fn loss_of(&self, incarnation: NodeIncarnation) -> Option<NodeLoss> {
+        self.known.get(&incarnation.node).filter(|it| it.member.incarnation == incarnation)?.loss
     }
 
     /// Replaces the cause and time of an incarnation's loss after better evidence.
-    pub fn correct_loss(&mut self, incarnation: NodeIncarnation, parting: Parting) {
+    pub fn correct_loss(&mut self, incarnation: NodeIncarnation, loss: NodeLoss) {
         if let Some(known) = self.known_mut(incarnation) {
-            known.parting = Some(parting);
+            known.loss = Some(loss);
         }
     }
 
@@ -352,8 +351,8 @@ impl Members {
             (zombie.silent, zombie.killed) = (true, true);
             return is_news;
         }
-        let parting = self.known_mut(incarnation).and_then(|known| known.parting.as_mut());
-        parting.is_some_and(Parting::note_killed)
+        let loss = self.known_mut(incarnation).and_then(|known| known.loss.as_mut());
+        loss.is_some_and(NodeLoss::mark_killed)
     }
 
     /// Returns true if a node with number `node` is or was in the cluster, as far as this node has recorded.
@@ -486,7 +485,7 @@ impl Members {
     /// their ages at `now_ns`.
     pub fn described(&self, now_ns: u64) -> impl Iterator<Item = Member> {
         self.known.values().map(move |known| Member {
-            loss: known.parting.map(|parting| parting.loss(now_ns)),
+            loss: known.loss.map(|loss| loss.with_age(now_ns)),
             ..known.member.clone()
         })
     }

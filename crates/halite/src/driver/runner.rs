@@ -728,8 +728,8 @@ impl Runner {
 
     /// Returns true if no message, grace period or farewell message is pending.
     pub(crate) fn is_quiet(&self) -> bool {
-        let is_signed_off = self.engine.as_ref().is_none_or(Engine::is_signed_off);
-        self.outbox.is_empty() && self.grace_periods.is_empty() && is_signed_off
+        let is_deregistered = self.engine.as_ref().is_none_or(Engine::is_deregistered);
+        self.outbox.is_empty() && self.grace_periods.is_empty() && is_deregistered
     }
 
     /// Drops the engine and ends all waits.

@@ -11,7 +11,7 @@ use super::etcd::{MoveJob, Mover, NameRecord, NameState, Next, Returned, StoreFa
 use super::lost::LostNames;
 use super::{Directory, DirectoryEvent, DirectoryFigures, DirectoryOutput, NAMES_PER_ANSWER_MAX};
 use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, Requester};
-use crate::members::Parting;
+use crate::members::NodeLoss;
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names;
 use crate::news::News;
@@ -32,7 +32,7 @@ pub struct Embedded {
     is_seat: bool,
     table: Table,
     /// True if homes that are not known yet may still connect.
-    meeting: bool,
+    is_connecting: bool,
     /// Earlier nodes that have not yet reported all their names.
     awaited: BTreeSet<NodeIncarnation>,
     /// Homes that have paired, and have not reported all their names since.
@@ -62,7 +62,7 @@ impl Embedded {
         Embedded {
             is_seat: me == NodeId::FIRST,
             table: Table::default(),
-            meeting: false,
+            is_connecting: false,
             awaited: BTreeSet::new(),
             paired: BTreeSet::new(),
             reporting: BTreeMap::new(),
@@ -86,8 +86,8 @@ impl Embedded {
             for (name, NameRecord { region, home, epoch }) in returned.names {
                 embedded.table.names.insert(name, Entry { region, home, epoch });
             }
-            for (name, (home, parting)) in returned.lost {
-                embedded.table.lost.insert(name, home, parting);
+            for (name, (home, loss)) in returned.lost {
+                embedded.table.lost.insert(name, home, loss);
             }
             embedded.awaited.extend(homes);
         }
@@ -96,7 +96,7 @@ impl Embedded {
 
     /// Returns true if all homes have reported their names.
     fn is_complete(&self) -> bool {
-        self.awaited.is_empty() && !self.meeting
+        self.awaited.is_empty() && !self.is_connecting
     }
 
     /// Returns true if requests can be answered.
@@ -121,23 +121,23 @@ impl Embedded {
     }
 
     /// Passes changed names to the mover.
-    fn note_changes(&mut self) {
+    fn forward_changes(&mut self) {
         if let (Some(move_state), Some(changed)) = (&mut self.mover, &mut self.table.changed) {
-            changed.drain(..).for_each(|name| move_state.mover.note_changed(&name));
+            changed.drain(..).for_each(|name| move_state.mover.mark_changed(&name));
         }
     }
 
     fn serve_parked(&mut self, now_ns: u64) {
         if self.is_ready() {
-            for (requester, question) in std::mem::take(&mut self.parked) {
-                self.ask(now_ns, requester, question);
+            for (requester, request) in std::mem::take(&mut self.parked) {
+                self.handle_request(now_ns, requester, request);
             }
         }
     }
 
-    fn answer(&mut self, now_ns: u64, by: NodeIncarnation, question: Request) -> Result<Reply, ErrorReply> {
+    fn answer(&mut self, now_ns: u64, by: NodeIncarnation, request: Request) -> Result<Reply, ErrorReply> {
         let table = &mut self.table;
-        match question {
+        match request {
             Request::ClaimName { name, .. } if !names::is_name(&name) => Err(ErrorReply::Malformed),
             Request::ClaimName { name, region } => match table.claim(&name, region, by, Epoch(0)) {
                 true => Ok(Reply::Done),
@@ -171,7 +171,7 @@ impl Embedded {
         }
     }
 
-    fn note_names(&mut self, from: NodeIncarnation, names: Vec<(String, RegionId, Epoch)>) {
+    fn record_names(&mut self, from: NodeIncarnation, names: Vec<(String, RegionId, Epoch)>) {
         for (name, region, epoch) in names.into_iter().filter(|(name, ..)| names::is_name(name)) {
             self.reporting.entry(from).or_default().insert(name.as_str().into());
             if !self.table.claim(&name, region, from, epoch) {
@@ -180,7 +180,18 @@ impl Embedded {
         }
     }
 
-    fn handle_parting(&mut self, incarnation: NodeIncarnation, is_expected: bool, now_ns: u64) {
+    /// Handles the end of a home's report. The first report frees the names that the home released while it was
+    /// disconnected. A later report may lack names that the home has claimed in the meantime, so it frees none.
+    fn finish_report(&mut self, from: NodeIncarnation, now_ns: u64) {
+        let reported = self.reporting.remove(&from).unwrap_or_default();
+        let is_first = self.paired.remove(&from) | self.awaited.remove(&from);
+        if is_first {
+            self.table.keep_reported(from, &reported);
+            self.serve_parked(now_ns);
+        }
+    }
+
+    fn handle_disconnect(&mut self, incarnation: NodeIncarnation, is_expected: bool, now_ns: u64) {
         // A name granted to a requester that cannot receive the reply would never be released.
         self.parked.retain(|(requester, _)| requester.incarnation != incarnation);
         self.reporting.remove(&incarnation);
@@ -206,19 +217,19 @@ impl Directory for Embedded {
         })
     }
 
-    fn ask(&mut self, now_ns: u64, requester: Requester, question: Request) {
+    fn handle_request(&mut self, now_ns: u64, requester: Requester, request: Request) {
         if self.is_seat && !self.is_ready() {
-            return self.parked.push((requester, question));
+            return self.parked.push((requester, request));
         }
         let body = match self.is_seat {
-            true => self.answer(now_ns, requester.incarnation, question),
+            true => self.answer(now_ns, requester.incarnation, request),
             false => Err(ErrorReply::Malformed),
         };
-        self.note_changes();
+        self.forward_changes();
         self.outputs.push_back(DirectoryOutput::Answer { requester, body });
     }
 
-    fn tell(&mut self, now_ns: u64, event: DirectoryEvent) {
+    fn handle_event(&mut self, now_ns: u64, event: DirectoryEvent) {
         if !self.is_seat {
             return;
         }
@@ -226,9 +237,9 @@ impl Directory for Embedded {
             move_state.events.push(event.clone());
         }
         match event {
-            DirectoryEvent::Meeting => self.meeting = true,
-            DirectoryEvent::AllMet => {
-                self.meeting = false;
+            DirectoryEvent::Connecting => self.is_connecting = true,
+            DirectoryEvent::AllConnected => {
+                self.is_connecting = false;
                 self.serve_parked(now_ns);
             }
             DirectoryEvent::Expected(incarnation) => {
@@ -238,43 +249,31 @@ impl Directory for Embedded {
                 self.paired.insert(incarnation);
             }
             DirectoryEvent::Names { from, names, done } => {
-                self.note_names(from, names);
-                let reported =
-                    if done { self.reporting.remove(&from).unwrap_or_default() } else { BTreeSet::new() };
-                // A later report may lack names that the home has claimed in the meantime.
-                let is_first = done && self.paired.remove(&from) | self.awaited.contains(&from);
-                if is_first {
-                    // Names that the home released while disconnected are free.
-                    let released = self
-                        .table
-                        .names
-                        .extract_if(.., |name, entry| entry.home == from && !reported.contains(name));
-                    let released: Vec<Box<str>> = released.map(|(name, _)| name).collect();
-                    released.iter().for_each(|name| self.table.note_changed(name));
-                    self.awaited.remove(&from);
-                    self.serve_parked(now_ns);
+                self.record_names(from, names);
+                if done {
+                    self.finish_report(from, now_ns);
                 }
             }
             DirectoryEvent::Moved { name, region, epoch, to } => {
                 self.table.hand_over(&name, region, to, epoch)
             }
             DirectoryEvent::Disconnected { incarnation, is_expected } => {
-                self.handle_parting(incarnation, is_expected, now_ns)
+                self.handle_disconnect(incarnation, is_expected, now_ns)
             }
-            DirectoryEvent::Ended { incarnation, parting } => {
-                let count = self.table.lose_home(incarnation, parting);
+            DirectoryEvent::Ended { incarnation, loss } => {
+                let count = self.table.lose_home(incarnation, loss);
                 if count > 0 {
                     self.outputs.push_back(DirectoryOutput::News(News::NamesLost { count, incarnation }));
                 }
-                self.handle_parting(incarnation, false, now_ns);
+                self.handle_disconnect(incarnation, false, now_ns);
             }
-            DirectoryEvent::Corrected { incarnation, parting } => {
-                self.table.lost.correct(incarnation, parting);
-                self.table.note_lost_changed(incarnation);
+            DirectoryEvent::Corrected { incarnation, loss } => {
+                self.table.lost.correct(incarnation, loss);
+                self.table.mark_lost_changed(incarnation);
             }
             DirectoryEvent::Killed { incarnation, by, is_reported } => {
-                self.table.note_lost_changed(incarnation);
-                if self.table.lost.note_killed(incarnation) && !is_reported {
+                self.table.mark_lost_changed(incarnation);
+                if self.table.lost.mark_killed(incarnation) && !is_reported {
                     self.outputs.push_back(DirectoryOutput::News(News::KilledBy { incarnation, by }));
                 }
             }
@@ -283,7 +282,7 @@ impl Directory for Embedded {
                 self.outputs.push_back(DirectoryOutput::Answer { requester, body: Ok(Reply::Done) });
             }
         }
-        self.note_changes();
+        self.forward_changes();
     }
 
     fn begin_move(&mut self, now_ns: u64, job: MoveJob) {
@@ -314,7 +313,7 @@ impl Directory for Embedded {
         }
     }
 
-    fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
+    fn take_pending(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
         let parked = std::mem::take(&mut self.parked).into_iter().map(|(requester, _)| requester).collect();
         (parked, self.mover.take().map(|move_state| move_state.events).unwrap_or_default())
     }
@@ -341,7 +340,7 @@ impl Table {
             Some(entry) if entry.region != region => return false,
             Some(entry) if entry.epoch > epoch => {}
             _ => {
-                self.note_changed(name);
+                self.mark_changed(name);
                 self.lost.remove(name);
                 self.names.insert(name.into(), Entry { region, home, epoch });
             }
@@ -360,18 +359,26 @@ impl Table {
     fn release(&mut self, name: &str, region: RegionId, by: NodeIncarnation) {
         if self.names.get(name).is_some_and(|entry| entry.region == region && entry.home == by) {
             self.names.remove(name);
-            self.note_changed(name);
+            self.mark_changed(name);
         }
     }
 
-    fn note_changed(&mut self, name: &str) {
+    /// Frees the names of a home that it has not reported.
+    fn keep_reported(&mut self, home: NodeIncarnation, reported: &BTreeSet<Box<str>>) {
+        let released =
+            self.names.extract_if(.., |name, entry| entry.home == home && !reported.contains(name));
+        let released: Vec<Box<str>> = released.map(|(name, _)| name).collect();
+        released.iter().for_each(|name| self.mark_changed(name));
+    }
+
+    fn mark_changed(&mut self, name: &str) {
         if let Some(changed) = &mut self.changed {
             changed.push(name.into());
         }
     }
 
     /// Marks the names lost with a home as changed, since the cause of the loss was corrected.
-    fn note_lost_changed(&mut self, home: NodeIncarnation) {
+    fn mark_lost_changed(&mut self, home: NodeIncarnation) {
         if let Some(changed) = &mut self.changed {
             changed.extend(self.lost.names_of(|of| of == home));
         }
@@ -382,13 +389,12 @@ impl Table {
         self.names.keys().cloned().chain(self.lost.names_of(|_| true)).collect()
     }
 
-    /// Returns the state of a name.
     fn state_of(&self, name: &str) -> NameState {
         match (self.names.get(name), self.lost.find(name)) {
             (Some(Entry { region, home, epoch }), _) => {
                 NameState::Assigned(NameRecord { region: *region, home: *home, epoch: *epoch })
             }
-            (None, Some((home, parting))) => NameState::Lost(home, parting),
+            (None, Some((home, loss))) => NameState::Lost(home, loss),
             (None, None) => NameState::Free,
         }
     }
@@ -396,7 +402,7 @@ impl Table {
     fn forget_name(&mut self, name: &str) -> bool {
         let was_lost = self.lost.remove(name);
         if was_lost {
-            self.note_changed(name);
+            self.mark_changed(name);
         }
         was_lost
     }
@@ -427,7 +433,7 @@ impl Table {
     }
 
     /// Makes the names of an ended home lost, and returns their number.
-    fn lose_home(&mut self, home: NodeIncarnation, parting: Parting) -> usize {
+    fn lose_home(&mut self, home: NodeIncarnation, loss: NodeLoss) -> usize {
         let mut count = 0;
         for (name, _) in self.names.extract_if(.., |_, entry| entry.home == home) {
             // Locks and barriers are not recorded as lost: the next session that needs them recreates them.
@@ -435,7 +441,7 @@ impl Table {
                 changed.push(name.clone());
             }
             if !names::is_reserved(&name) {
-                self.lost.insert(name, home, parting);
+                self.lost.insert(name, home, loss);
                 count += 1;
             }
         }
@@ -445,7 +451,7 @@ impl Table {
     /// Returns the error for a name without a region, which is free or was lost.
     fn absence_error(&self, name: &str, now_ns: u64) -> ErrorReply {
         match self.lost.find(name) {
-            Some((home, parting)) => ErrorReply::Lost { home, loss: parting.loss(now_ns) },
+            Some((home, loss)) => ErrorReply::Lost { home, loss: loss.with_age(now_ns) },
             None => ErrorReply::NotFound,
         }
     }
@@ -457,7 +463,7 @@ mod tests {
     use crate::ids::Incarnation;
     use crate::message::LossCause;
 
-    const PARTING: Parting = Parting { cause: LossCause::Exited, at_ns: 5 };
+    const LOSS: NodeLoss = NodeLoss { cause: LossCause::Exited, at_ns: 5 };
 
     fn region(serial: u64) -> RegionId {
         RegionId { origin: Incarnation(1), serial }
@@ -474,7 +480,7 @@ mod tests {
         assert!(table.claim("a", region(1), incarnation(2), Epoch(5)));
         // Later reports of the former home are stale.
         assert!(table.claim("a", region(1), incarnation(1), Epoch(4)));
-        table.lose_home(incarnation(1), PARTING);
+        table.lose_home(incarnation(1), LOSS);
         assert_eq!(table.find("a"), Some((region(1), incarnation(2))));
     }
 

@@ -2,8 +2,8 @@
 //! they succeed.
 //!
 //! ```text
-//!   engine ── ask, tell ──► EtcdDirectory ── Output::Store(transaction) ─► driver ──► etcd
-//!          ◄── answers ───                ◄── handle_stored ─────────────
+//!   engine ── requests, events ──► EtcdDirectory ── Store { transaction } ──► driver ──► etcd
+//!          ◄── answers ───────────               ◄── handle_stored ────────
 //! ```
 //!
 //! Sans-IO: the driver executes transactions in any order, and reports each result once. A claim's transaction requires
@@ -11,13 +11,13 @@
 //! unknown, this node rewrites the fence, so that the claim fails if it arrives later. Then it removes the name, in
 //! case the claim has already written the name. Only a claim with an unknown result can leave a name without a region.
 
+mod cleanup;
 mod fence;
 mod mover;
 mod records;
 mod returning;
 mod store;
 mod tasks;
-mod tidying;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,7 +25,7 @@ use self::records::Keys;
 use self::tasks::Task;
 use super::{Directory, DirectoryEvent, DirectoryFigures, DirectoryOutput, HomeReply};
 use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, Requester};
-use crate::members::Parting;
+use crate::members::NodeLoss;
 use crate::message::{ErrorReply, LossCause, Reply, Request};
 use crate::names;
 use crate::news::News;
@@ -52,12 +52,14 @@ const RETRY_NS: u64 = 500_000_000;
 /// Interval between rewrites of the fence. A rewrite detects that the store was restored to an earlier state.
 const FENCE_REFRESH_NS: u64 = 10_000_000_000;
 
-/// Interval at which node 0 removes records of incarnations that no name refers to. The shorter one applies after an
-/// end, or while an incarnation has not rewritten its key since the previous removal.
-const TIDY_NS: u64 = 600_000_000_000;
-const TIDY_SOON_NS: u64 = 70_000_000_000;
+/// Interval at which node 0 removes records of incarnations to which no name refers. The shorter delay applies after an
+/// incarnation has ended, and while an incarnation has not rewritten its key since the previous cleanup.
+const CLEANUP_INTERVAL_NS: u64 = 600_000_000_000;
+const CLEANUP_DELAY_NS: u64 = 70_000_000_000;
+/// Maximum number of incarnations read at once.
+const HOMES_MAX: usize = 10_000;
 /// Maximum names of locks and barriers that a leaving node removes.
-const SIGNED_OFF_MAX: usize = 1000;
+const RESERVED_REMOVED_MAX: usize = 1000;
 
 /// One node's part of the directory in etcd; see the module's documentation.
 #[derive(Debug)]
@@ -87,7 +89,7 @@ pub struct EtcdDirectory {
     /// Names that were or may still be written for regions that do not exist.
     doubtful: BTreeMap<Box<str>, NameRecord>,
     /// Ended incarnations with cause and time.
-    ended: BTreeMap<NodeIncarnation, Parting>,
+    ended: BTreeMap<NodeIncarnation, NodeLoss>,
     /// The keys of `ended`, the oldest first, to evict the oldest.
     ended_order: VecDeque<NodeIncarnation>,
     /// Nodes that are currently paired, and so are alive even if the store has recorded their end.
@@ -109,9 +111,10 @@ pub struct EtcdDirectory {
     /// Time of the next check of the store, in ns; initially 0, for an immediate check.
     retry_ns: u64,
     /// Time in ns of the next removal of unneeded records, by node 0.
-    tidy_ns: u64,
-    /// Keys of unconnected incarnations without names, and their last revisions. A living node rewrites its key.
-    unrenewed: BTreeMap<NodeIncarnation, u64>,
+    cleanup_ns: u64,
+    /// Unconnected incarnations without names, and the revisions of their keys at the last cleanup. A living node
+    /// rewrites its key, so that its revision rises.
+    unreferenced: BTreeMap<NodeIncarnation, u64>,
     /// The return of the names to node 0 that this node carries out.
     returning: Option<returning::Returning>,
     /// True if an interrupted return may have left the store closed to claims.
@@ -192,8 +195,8 @@ impl EtcdDirectory {
             last_failure: String::new(),
             reported: None,
             retry_ns: 0,
-            tidy_ns: 0,
-            unrenewed: BTreeMap::new(),
+            cleanup_ns: 0,
+            unreferenced: BTreeMap::new(),
             returning: None,
             // An earlier incarnation of node 0 may have been interrupted.
             must_reopen: me.node == NodeId::FIRST,
@@ -212,13 +215,17 @@ impl EtcdDirectory {
     fn send(&mut self, task: Task, transaction: Transaction) {
         self.last_id += 1;
         self.repairs_in_flight += usize::from(task.is_repair());
-        let writes = [true, false].map(|is_so| transaction.writes(is_so));
+        let writes = [true, false].map(|succeeded| transaction.writes(succeeded));
         self.in_flight.insert(self.last_id, Sent { task, revision: self.revision, writes });
         self.outputs.push_back(DirectoryOutput::Store { id: self.last_id, transaction });
     }
 
     fn answer(&mut self, requester: Requester, body: Result<Reply, ErrorReply>) {
         self.outputs.push_back(DirectoryOutput::Answer { requester, body });
+    }
+
+    fn report(&mut self, news: News) {
+        self.outputs.push_back(DirectoryOutput::News(news));
     }
 
     /// Starts as many repairs as permitted.
@@ -232,7 +239,7 @@ impl EtcdDirectory {
     }
 
     /// Updates the known state of the store from a result.
-    fn note_store(&mut self, sent_revision: u64, has_written: bool, stored: &Stored) {
+    fn update_store_state(&mut self, sent_revision: u64, has_written: bool, stored: &Stored) {
         self.is_unavailable = false;
         self.is_full &= !has_written;
         let is_over = match self.reported {
@@ -246,23 +253,22 @@ impl EtcdDirectory {
             self.retry_ns = self.now_ns.saturating_add(FENCE_REFRESH_NS);
             // The store may have been restored in between.
             self.rewrite_own_names();
-            self.outputs.push_back(DirectoryOutput::News(News::EtcdBack));
+            self.report(News::EtcdBack);
         }
         match self.cluster.replace(stored.cluster) {
             Some(was) if was != stored.cluster => {
-                self.outputs.push_back(DirectoryOutput::News(News::EtcdOther { was, is: stored.cluster }));
+                self.report(News::EtcdOther { was, is: stored.cluster });
                 self.reset_store_state(stored.revision);
             }
-            _ if stored.revision < sent_revision => self.note_restored(stored.revision),
+            _ if stored.revision < sent_revision => self.handle_restore(stored.revision),
             _ => {}
         }
         self.revision = self.revision.max(stored.revision);
     }
 
     /// Handles a restored store, which has lost writes.
-    fn note_restored(&mut self, revision: u64) {
-        self.outputs
-            .push_back(DirectoryOutput::News(News::EtcdRestored { was: self.revision, is: revision }));
+    fn handle_restore(&mut self, revision: u64) {
+        self.report(News::EtcdRestored { was: self.revision, is: revision });
         self.reset_store_state(revision);
     }
 
@@ -272,8 +278,7 @@ impl EtcdDirectory {
         self.fence = None;
         // The store may again record ended incarnations as living.
         self.has_ended_predecessors = false;
-        let ended: Vec<Task> = self.ended.keys().map(|ended| Task::End { incarnation: *ended }).collect();
-        self.repairs.extend(ended);
+        self.repairs.extend(self.ended.keys().map(|ended| Task::End { incarnation: *ended }));
         if !self.me.node.is_ephemeral() {
             self.repairs.push_back(Task::RaiseNumber { number_min: self.me.node.0 + 1 });
         }
@@ -281,26 +286,22 @@ impl EtcdDirectory {
     }
 
     /// Reports a damaged key, unless it was reported already.
-    fn note_damaged(&mut self, key: &str) {
+    fn report_damaged(&mut self, key: &str) {
         if self.damaged.len() < DAMAGED_MAX && self.damaged.insert(key.to_owned()) {
-            self.outputs.push_back(DirectoryOutput::News(News::EtcdDamaged { key: key.to_owned() }));
+            self.report(News::EtcdDamaged { key: key.to_owned() });
         }
     }
 
     /// Starts to rewrite all names of this node.
     fn rewrite_own_names(&mut self) {
-        let own = self.own_names.iter();
-        let updates = own.map(|(name, (region, epoch))| Task::Update {
+        let queued: BTreeSet<&str> = self.repairs.iter().filter_map(Task::updated_name).collect();
+        let missing = self.own_names.iter().filter(|(name, _)| !queued.contains(&***name));
+        let updates = missing.map(|(name, (region, epoch))| Task::Update {
             name: name.clone(),
             record: NameRecord { region: *region, home: self.me, epoch: *epoch },
         });
         let updates: Vec<Task> = updates.collect();
-        let known: BTreeSet<&str> = self.repairs.iter().filter_map(Task::updated_name).collect();
-        let news: Vec<Task> = updates
-            .into_iter()
-            .filter(|task| task.updated_name().is_some_and(|name| !known.contains(name)))
-            .collect();
-        self.repairs.extend(news);
+        self.repairs.extend(updates);
     }
 
     /// Returns the reply to a request that the store did not answer, or whose outcome is unknown.
@@ -313,19 +314,19 @@ impl EtcdDirectory {
         ErrorReply::DirectoryOut { reason }
     }
 
-    fn note_failure(&mut self, is_full: bool, reason: String) {
-        let trouble = if is_full { StoreProblem::Full } else { StoreProblem::Unavailable };
+    fn handle_store_failure(&mut self, is_full: bool, reason: String) {
+        let problem = if is_full { StoreProblem::Full } else { StoreProblem::Unavailable };
         self.is_unavailable |= !is_full;
         self.is_full |= is_full;
         self.last_failure.clone_from(&reason);
-        if self.reported.replace(trouble) != Some(trouble) {
-            self.outputs.push_back(DirectoryOutput::News(News::EtcdOut { reason }));
+        if self.reported.replace(problem) != Some(problem) {
+            self.report(News::EtcdOut { reason });
         }
         self.retry_ns = self.now_ns.saturating_add(RETRY_NS);
     }
 
-    fn note_ended(&mut self, incarnation: NodeIncarnation, parting: Parting) {
-        if self.ended.insert(incarnation, parting).is_none() {
+    fn record_end(&mut self, incarnation: NodeIncarnation, loss: NodeLoss) {
+        if self.ended.insert(incarnation, loss).is_none() {
             self.ended_order.push_back(incarnation);
             if self.ended_order.len() > ENDED_MAX
                 && let Some(oldest) = self.ended_order.pop_front()
@@ -333,19 +334,19 @@ impl EtcdDirectory {
                 self.ended.remove(&oldest);
             }
         }
-        // Each permanent node records ends of permanent nodes; node 0 also corrects them. Ends of ephemeral nodes,
-        // which come and go with every command, are recorded by node 0, by all if it is absent, or by a node that finds
-        // a name of one.
+        // Each permanent node records the ends of permanent nodes, and node 0 also corrects them. Ephemeral nodes come
+        // and go with every command: node 0 records their ends, or all permanent nodes do so if it is absent, or a node
+        // that finds a name of such a node.
         let is_first = self.me.node == NodeId::FIRST;
         let has_first = || self.paired.iter().any(|paired| paired.node == NodeId::FIRST);
         if is_first || !(self.me.node.is_ephemeral() || incarnation.node.is_ephemeral() && has_first()) {
             self.repair(Task::End { incarnation });
-            self.tidy_soon();
+            self.schedule_cleanup();
         }
     }
 
-    fn tidy_soon(&mut self) {
-        self.tidy_ns = self.tidy_ns.min(self.now_ns.saturating_add(TIDY_SOON_NS));
+    fn schedule_cleanup(&mut self) {
+        self.cleanup_ns = self.cleanup_ns.min(self.now_ns.saturating_add(CLEANUP_DELAY_NS));
     }
 
     /// Returns true if this node needs a fence. Ephemeral nodes without names do not.
@@ -378,12 +379,15 @@ impl EtcdDirectory {
             | Task::Clear { name: other, record } => **other == *name && record.region == region,
             _ => false,
         };
-        let is_claiming = |home_requests: &HomeRequest| matches!(&home_requests.query, HomeQuery::Claim { name: other, region: its, .. } if **other == *name && *its == region);
+        let is_claim = |request: &HomeRequest| {
+            matches!(&request.query, HomeQuery::Claim { name: other, region: its, .. }
+                if **other == *name && *its == region)
+        };
         self.own_names.get(name).is_some_and(|(own, _)| *own == region)
             || self.doubtful.get(name).is_some_and(|record| record.region == region)
             || self.unfenced.iter().chain(&self.repairs).any(is_of)
             || self.in_flight.values().any(|sent| is_of(&sent.task))
-            || self.home_requests.values().any(is_claiming)
+            || self.home_requests.values().any(is_claim)
     }
 
     fn repair(&mut self, task: Task) {
@@ -415,28 +419,28 @@ impl Directory for EtcdDirectory {
         })
     }
 
-    fn ask(&mut self, now_ns: u64, requester: Requester, question: Request) {
+    fn handle_request(&mut self, now_ns: u64, requester: Requester, request: Request) {
         self.now_ns = now_ns;
-        if matches!(&question, Request::ClaimName { name, .. } if !names::is_name(name)) {
+        if matches!(&request, Request::ClaimName { name, .. } if !names::is_name(name)) {
             return self.answer(requester, Err(ErrorReply::Malformed));
         }
         // Releases are retried until they succeed, so that no name stays taken.
-        let is_release = matches!(question, Request::ReleaseName { .. });
+        let is_release = matches!(request, Request::ReleaseName { .. });
         let is_read = matches!(
-            question,
+            request,
             Request::FindName { .. } | Request::ListNames { .. } | Request::ListLost { .. }
         );
-        let is_unavailable = self.is_unavailable || self.is_full && !is_read;
-        if !is_release && (is_unavailable || self.in_flight.len() >= REQUESTS_MAX) {
+        let is_refused = self.is_unavailable || self.is_full && !is_read;
+        if !is_release && (is_refused || self.in_flight.len() >= REQUESTS_MAX) {
             return self.answer(requester, Err(self.unavailable_error()));
         }
-        match Task::of(requester, question) {
+        match Task::of(requester, request) {
             Some(task) => self.begin(task),
             None => self.answer(requester, Err(ErrorReply::Malformed)),
         }
     }
 
-    fn tell(&mut self, now_ns: u64, event: DirectoryEvent) {
+    fn handle_event(&mut self, now_ns: u64, event: DirectoryEvent) {
         self.now_ns = now_ns;
         match event {
             DirectoryEvent::Names { from, names, .. } => {
@@ -455,22 +459,20 @@ impl Directory for EtcdDirectory {
                     self.own_names.remove(name.as_str());
                 }
                 let record = NameRecord { region, home: to, epoch };
-                self.repairs.push_back(Task::Update { name: name.into(), record });
-                self.start_repairs();
+                self.repair(Task::Update { name: name.into(), record });
             }
-            DirectoryEvent::Ended { incarnation, parting }
-            | DirectoryEvent::Corrected { incarnation, parting } => {
+            DirectoryEvent::Ended { incarnation, loss } | DirectoryEvent::Corrected { incarnation, loss } => {
                 self.paired.remove(&incarnation);
-                self.note_ended(incarnation, parting)
+                self.record_end(incarnation, loss)
             }
             DirectoryEvent::Killed { incarnation, by, is_reported } => {
-                if let Some(parting) = self.ended.get_mut(&incarnation)
-                    && parting.note_killed()
+                if let Some(loss) = self.ended.get_mut(&incarnation)
+                    && loss.mark_killed()
                 {
-                    let parting = *parting;
-                    self.note_ended(incarnation, parting);
+                    let loss = *loss;
+                    self.record_end(incarnation, loss);
                     if !is_reported {
-                        self.outputs.push_back(DirectoryOutput::News(News::KilledBy { incarnation, by }));
+                        self.report(News::KilledBy { incarnation, by });
                     }
                 }
             }
@@ -484,7 +486,7 @@ impl Directory for EtcdDirectory {
                 self.paired.remove(&incarnation);
             }
             // Names are in the store, so there is no need to wait for homes.
-            DirectoryEvent::Meeting | DirectoryEvent::AllMet | DirectoryEvent::Expected(_) => {}
+            DirectoryEvent::Connecting | DirectoryEvent::AllConnected | DirectoryEvent::Expected(_) => {}
         }
     }
 
@@ -494,14 +496,14 @@ impl Directory for EtcdDirectory {
         self.repairs_in_flight -= usize::from(task.is_repair());
         match result {
             Ok(stored) => {
-                self.note_store(revision, writes[usize::from(!stored.is_so)], &stored);
+                self.update_store_state(revision, writes[usize::from(!stored.succeeded)], &stored);
                 self.finish(task, stored);
             }
             Err(StoreFailure { may_be_done, is_full, has_others, reason }) => {
                 // The next requests go to another endpoint, so they are not refused.
                 match has_others {
                     true => self.last_failure = reason,
-                    false => self.note_failure(is_full, reason),
+                    false => self.handle_store_failure(is_full, reason),
                 }
                 self.fail(task, may_be_done, has_others);
             }
@@ -553,7 +555,7 @@ impl Directory for EtcdDirectory {
         self.start_return();
     }
 
-    fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
+    fn take_pending(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
         (self.take_waiting(), Vec::new())
     }
 
@@ -562,7 +564,7 @@ impl Directory for EtcdDirectory {
     }
 
     /// Removes names of locks and barriers, and records that this node left. Its engine reports its lost regions.
-    fn sign_off(&mut self, now_ns: u64) {
+    fn deregister(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.is_leaving = true;
         if self.is_unavailable || !self.needs_fence() {
@@ -571,24 +573,22 @@ impl Directory for EtcdDirectory {
         let own = std::mem::take(&mut self.own_names);
         let (reserved, lost): (Vec<_>, Vec<_>) =
             own.into_iter().partition(|(name, _)| names::is_reserved(name));
-        for (name, (region, epoch)) in reserved.into_iter().take(SIGNED_OFF_MAX) {
+        for (name, (region, epoch)) in reserved.into_iter().take(RESERVED_REMOVED_MAX) {
             let record = NameRecord { region, home: self.me, epoch };
             self.begin(Task::Clear { name, record });
         }
         let key = self.keys.home(self.me);
-        let parting = Parting { cause: LossCause::Left, at_ns: i64::try_from(now_ns).unwrap_or(i64::MAX) };
+        let loss = NodeLoss { cause: LossCause::Left, at_ns: i64::try_from(now_ns).unwrap_or(i64::MAX) };
         let step = match lost.is_empty() && self.doubtful.is_empty() {
             true => Step::Delete(key.clone()),
-            false => Step::Put(key.clone(), self.record_of(parting).emit()),
+            false => Step::Put(key.clone(), self.record_of(loss).emit()),
         };
-        let transaction =
-            Transaction { compares: vec![Compare::Present(key)], then: vec![step], otherwise: Vec::new() };
-        self.send(Task::SignOff, transaction);
+        self.send(Task::Deregister, Transaction::when(vec![Compare::Present(key)], vec![step]));
     }
 
-    fn is_signed_off(&self) -> bool {
-        let is_for_sign_off = |task: &Task| matches!(task, Task::SignOff | Task::Clear { .. });
-        self.is_unavailable || !self.in_flight.values().any(|sent| is_for_sign_off(&sent.task))
+    fn is_deregistered(&self) -> bool {
+        let is_for_deregistration = |task: &Task| matches!(task, Task::Deregister | Task::Clear { .. });
+        self.is_unavailable || !self.in_flight.values().any(|sent| is_for_deregistration(&sent.task))
     }
 
     fn poll_timeout(&self) -> u64 {
@@ -601,16 +601,16 @@ impl Directory for EtcdDirectory {
             return;
         }
         self.retry_ns = now_ns.saturating_add(if self.lacks_store() { RETRY_NS } else { FENCE_REFRESH_NS });
-        // The fence is tried first. The rest follows after its success.
+        // Other tasks follow after the fence is written.
         match self.needs_fence() {
             true => self.begin_fencing(),
             false if self.is_unavailable => self.begin(Task::Probe),
             // The next write shows whether the store has space.
             false => self.is_full = false,
         }
-        if self.me.node == NodeId::FIRST && !self.lacks_store() && self.tidy_ns <= now_ns {
-            self.tidy_ns = now_ns.saturating_add(TIDY_NS);
-            self.repair(Task::Tidy { after: None, referenced: BTreeSet::new() });
+        if self.me.node == NodeId::FIRST && !self.lacks_store() && self.cleanup_ns <= now_ns {
+            self.cleanup_ns = now_ns.saturating_add(CLEANUP_INTERVAL_NS);
+            self.repair(Task::CleanNames { after: None, referenced: BTreeSet::new() });
         }
     }
 

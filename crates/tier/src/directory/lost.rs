@@ -7,7 +7,7 @@ use std::ops::Bound;
 
 use super::NAMES_PER_ANSWER_MAX;
 use crate::ids::{NodeId, NodeIncarnation};
-use crate::members::Parting;
+use crate::members::NodeLoss;
 use crate::message::LostName;
 
 /// Maximum number of lost names: at 255 bytes each, about 3 MB.
@@ -16,7 +16,7 @@ pub const LOST_NAMES_MAX: usize = 10_000;
 #[derive(Debug)]
 struct Entry {
     home: NodeIncarnation,
-    parting: Parting,
+    loss: NodeLoss,
     /// Position in the order of losses.
     serial: u64,
 }
@@ -43,7 +43,7 @@ impl LostNames {
     }
 
     /// Adds a name. Evicts the oldest name if the map is full.
-    pub(super) fn insert(&mut self, name: Box<str>, home: NodeIncarnation, parting: Parting) {
+    pub(super) fn insert(&mut self, name: Box<str>, home: NodeIncarnation, loss: NodeLoss) {
         self.remove(&name);
         if self.names.len() == LOST_NAMES_MAX
             && let Some((_, oldest)) = self.by_serial.pop_first()
@@ -52,7 +52,7 @@ impl LostNames {
         }
         self.serials += 1;
         self.by_serial.insert(self.serials, name.clone());
-        self.names.insert(name, Entry { home, parting, serial: self.serials });
+        self.names.insert(name, Entry { home, loss, serial: self.serials });
     }
 
     /// Removes a name. Returns true if it was present.
@@ -72,20 +72,20 @@ impl LostNames {
     }
 
     /// Corrects the cause and time of a home's end.
-    pub(super) fn correct(&mut self, home: NodeIncarnation, parting: Parting) {
+    pub(super) fn correct(&mut self, home: NodeIncarnation, loss: NodeLoss) {
         for entry in self.names.values_mut().filter(|entry| entry.home == home) {
-            entry.parting = parting;
+            entry.loss = loss;
         }
     }
 
     /// Records that a process was killed rather than exited by itself. Returns true if that changes any entry.
-    pub(super) fn note_killed(&mut self, home: NodeIncarnation) -> bool {
+    pub(super) fn mark_killed(&mut self, home: NodeIncarnation) -> bool {
         let of_home = self.names.values_mut().filter(|entry| entry.home == home);
-        of_home.filter_map(|entry| entry.parting.note_killed().then_some(())).count() > 0
+        of_home.fold(false, |is_changed, entry| entry.loss.mark_killed() | is_changed)
     }
 
-    pub(super) fn find(&self, name: &str) -> Option<(NodeIncarnation, Parting)> {
-        self.names.get(name).map(|entry| (entry.home, entry.parting))
+    pub(super) fn find(&self, name: &str) -> Option<(NodeIncarnation, NodeLoss)> {
+        self.names.get(name).map(|entry| (entry.home, entry.loss))
     }
 
     /// Returns the lost names after `after` in order, and true if more names follow.
@@ -98,7 +98,7 @@ impl LostNames {
             .map(|(name, entry)| LostName {
                 name: name.to_string(),
                 home: entry.home,
-                loss: entry.parting.loss(now_ns),
+                loss: entry.loss.with_age(now_ns),
             })
             .collect();
         (names, rest.next().is_some())
@@ -115,17 +115,17 @@ mod tests {
         NodeIncarnation { node: NodeId(node), id: Incarnation(9) }
     }
 
-    const PARTING: Parting = Parting { cause: LossCause::Exited, at_ns: 5 };
+    const LOSS: NodeLoss = NodeLoss { cause: LossCause::Exited, at_ns: 5 };
 
     #[test]
-    fn oldest_is_evicted_repeated_loss_renews() {
+    fn the_full_map_evicts_the_oldest_loss() {
         let mut lost = LostNames::default();
         for index in 0..LOST_NAMES_MAX {
-            lost.insert(format!("{index}").into(), incarnation(1), PARTING);
+            lost.insert(format!("{index}").into(), incarnation(1), LOSS);
         }
-        lost.insert("0".into(), incarnation(2), PARTING);
-        lost.insert("new".into(), incarnation(1), PARTING);
-        assert_eq!(lost.find("0"), Some((incarnation(2), PARTING)));
+        lost.insert("0".into(), incarnation(2), LOSS);
+        lost.insert("new".into(), incarnation(1), LOSS);
+        assert_eq!(lost.find("0"), Some((incarnation(2), LOSS)));
         assert_eq!(lost.find("1"), None);
         assert!(lost.find("2").is_some() && lost.find("new").is_some());
         assert_eq!((lost.names.len(), lost.by_serial.len()), (LOST_NAMES_MAX, LOST_NAMES_MAX));

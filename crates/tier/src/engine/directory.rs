@@ -68,7 +68,7 @@ impl DirectoryPart {
 
     /// Passes an event to the directory, and sends the resulting answers.
     pub(super) fn tell(&mut self, cx: &mut Context<'_>, event: DirectoryEvent) {
-        self.directory.tell(cx.now_ns(), event);
+        self.directory.handle_event(cx.now_ns(), event);
         self.send_outputs(cx);
     }
 
@@ -84,7 +84,7 @@ impl DirectoryPart {
             // The requester is notified of the new location before this answer arrives.
             return cx.answer(requester, Err(ErrorReply::NamesElsewhere));
         }
-        self.directory.ask(cx.now_ns(), requester, question);
+        self.directory.handle_request(cx.now_ns(), requester, question);
         self.send_outputs(cx);
     }
 
@@ -238,8 +238,8 @@ impl DirectoryPart {
     }
 
     /// Makes the directory clean up, because this node leaves.
-    pub(super) fn sign_off(&mut self, cx: &mut Context<'_>) {
-        self.directory.sign_off(cx.now_ns());
+    pub(super) fn deregister(&mut self, cx: &mut Context<'_>) {
+        self.directory.deregister(cx.now_ns());
         self.send_outputs(cx);
     }
 
@@ -352,8 +352,8 @@ impl Engine {
 
     /// Returns true if this node, which [leaves](Engine::leave), has removed its obsolete entries from the outside
     /// store.
-    pub fn is_signed_off(&self) -> bool {
-        self.directory.directory.is_signed_off()
+    pub fn is_deregistered(&self) -> bool {
+        self.directory.directory.is_deregistered()
     }
 
     /// Handles the result of [`Effect::TryStore`]: `Ok` if this node reached the store, else the reason for display.
@@ -389,7 +389,7 @@ impl Engine {
             }
             return;
         }
-        let (waiting, events) = self.directory.directory.take_rest();
+        let (waiting, events) = self.directory.directory.take_pending();
         self.out.push(Effect::OpenStore(at.clone()));
         self.out.push(Effect::NamesAt(at.clone()));
         self.out.report(News::NamesMoved { address: at.address.clone() });
@@ -431,7 +431,7 @@ impl Engine {
     /// Asks node 0 for names from now on. Node 0 itself answers once all connected homes have reported their names.
     fn leave_store(&mut self, prefix: String) {
         let me = self.out.incarnation();
-        let (waiting, _) = self.directory.directory.take_rest();
+        let (waiting, _) = self.directory.directory.take_pending();
         let returned = *self.directory.returned.take().unwrap_or_default();
         let (names, lost) = returned.count();
         let next = returned.next_number;

@@ -17,7 +17,7 @@ use crate::directory::DirectoryEvent;
 use crate::effect::Effect;
 use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId};
 use crate::link::BadFrame;
-use crate::members::{Members, Parting};
+use crate::members::{Members, NodeLoss};
 use crate::message::{ErrorReply, LossCause, Member, NodeState, Notice, Request};
 use crate::news::{self, News, NodeProcess};
 use crate::rpc::Target;
@@ -170,14 +170,14 @@ impl Engine {
     /// reported its names yet.
     pub fn begin_to_meet(&mut self) {
         self.membership.meeting.is_joining = true;
-        self.tell_directory(DirectoryEvent::Meeting);
+        self.tell_directory(DirectoryEvent::Connecting);
     }
 
     /// Handles the end of joining: each connection that this node started is up or has failed.
     pub fn handle_all_met(&mut self, now_ns: u64) {
         self.out.set_now(now_ns);
         self.membership.meeting.is_joining = false;
-        self.tell_directory(DirectoryEvent::AllMet);
+        self.tell_directory(DirectoryEvent::AllConnected);
         // Some members are known only from the reports of other nodes.
         self.dial_unreachable();
         self.run_loopback();
@@ -234,7 +234,7 @@ impl Engine {
     fn end_incarnations_of(&mut self, node: NodeId) -> bool {
         let ended = self.membership.pairings.incarnations_of(node);
         for incarnation in &ended {
-            self.end_incarnation(*incarnation, Parting::now(LossCause::Unreachable, self.out.now_ns()));
+            self.end_incarnation(*incarnation, NodeLoss::now(LossCause::Unreachable, self.out.now_ns()));
         }
         self.membership.members.forget(node) || !ended.is_empty()
     }
@@ -271,7 +271,7 @@ impl Engine {
         self.out.set_now(now_ns);
         self.report_peer(peer, |process| News::Disconnected { process, reason });
         self.forget_met(peer);
-        self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, now_ns));
+        self.lose(peer, NodeState::Unreachable, NodeLoss::now(LossCause::Unreachable, now_ns));
         self.report_down(peer);
         self.run_loopback();
     }
@@ -281,7 +281,7 @@ impl Engine {
     pub fn handle_cut_off(&mut self, now_ns: u64, peer: PeerId, exited: bool) {
         self.out.set_now(now_ns);
         self.forget_met(peer);
-        self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, now_ns));
+        self.lose(peer, NodeState::Unreachable, NodeLoss::now(LossCause::Unreachable, now_ns));
         self.report_down(peer);
         if self.membership.members.note_cut_off(peer) {
             self.out.push(Effect::PeerCutOff(peer));
@@ -320,11 +320,11 @@ impl Engine {
             return;
         };
         self.report_peer(peer, News::Left);
-        let parting = Parting::now(LossCause::Left, self.out.now_ns());
-        self.lose(peer, NodeState::Left, parting);
+        let loss = NodeLoss::now(LossCause::Left, self.out.now_ns());
+        self.lose(peer, NodeState::Left, loss);
         self.mark_cut_off(peer, false);
         self.home_side().recover_locks(from);
-        self.end_incarnation(from, parting);
+        self.end_incarnation(from, loss);
     }
 
     fn mark_cut_off(&mut self, peer: PeerId, exited: bool) {
@@ -332,10 +332,10 @@ impl Engine {
         let incarnation = dead.incarnation;
         if exited {
             let cause = if dead.killed { LossCause::Killed } else { LossCause::Exited };
-            let parting = Parting::now(cause, self.out.now_ns());
-            self.end_incarnation(incarnation, parting);
-            self.membership.members.correct_loss(incarnation, parting);
-            self.tell_directory(DirectoryEvent::Corrected { incarnation, parting });
+            let loss = NodeLoss::now(cause, self.out.now_ns());
+            self.end_incarnation(incarnation, loss);
+            self.membership.members.correct_loss(incarnation, loss);
+            self.tell_directory(DirectoryEvent::Corrected { incarnation, loss });
             self.out.report(News::Exited {
                 process: NodeProcess { incarnation, pid: dead.pid },
                 killed: dead.killed,
@@ -353,7 +353,7 @@ impl Engine {
 
     /// Declares a peer dead, and cuts it off from this node's memory.
     pub(super) fn declare_dead(&mut self, peer: PeerId) {
-        self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, self.out.now_ns()));
+        self.lose(peer, NodeState::Unreachable, NodeLoss::now(LossCause::Unreachable, self.out.now_ns()));
         self.out.push(Effect::CutOff(peer));
     }
 
@@ -473,7 +473,7 @@ impl Engine {
         self.membership.is_leaving = true;
         self.cx().notify_all(&Notice::Leave);
         let (directory, mut cx) = self.directory_side();
-        directory.sign_off(&mut cx);
+        directory.deregister(&mut cx);
     }
 
     /// Returns true if `node` is a connected peer, and false for this node itself.

@@ -23,17 +23,17 @@ impl Etcd {
     }
 
     pub fn execute(&mut self, transaction: &Transaction) -> Stored {
-        let is_so = transaction.compares.iter().all(|compare| match compare {
+        let succeeded = transaction.compares.iter().all(|compare| match compare {
             Compare::Absent(key) => !self.keys.contains_key(key),
             Compare::Present(key) => self.keys.contains_key(key),
             Compare::WrittenAt(key, at) => self.keys.get(key).is_some_and(|(_, written)| written == at),
             Compare::Holds(key, value) => self.keys.get(key).is_some_and(|(held, _)| held == value),
         });
-        let branch = if is_so { &transaction.then } else { &transaction.otherwise };
+        let branch = if succeeded { &transaction.then } else { &transaction.otherwise };
         let writes = branch.iter().any(|step| matches!(step, Step::Put(..) | Step::Delete(_)));
         self.revision += u64::from(writes);
         let read = branch.iter().map(|step| self.step(step)).collect();
-        Stored { is_so, read, revision: self.revision, cluster: self.cluster }
+        Stored { succeeded, read, revision: self.revision, cluster: self.cluster }
     }
 
     pub fn step(&mut self, step: &Step) -> Vec<Pair> {

@@ -653,8 +653,8 @@ fn decode_all(transactions: &[Transaction], answer: &Value) -> Vec<Result<Stored
 
 /// Decodes a result, which is untrusted; returns `None` if it is malformed.
 fn decode(transaction: &Transaction, answer: &Value) -> Option<Stored> {
-    let is_so = answer["succeeded"].as_bool().unwrap_or(false);
-    let branch = if is_so { &transaction.then } else { &transaction.otherwise };
+    let succeeded = answer["succeeded"].as_bool().unwrap_or(false);
+    let branch = if succeeded { &transaction.then } else { &transaction.otherwise };
     let none = Vec::new();
     let responses = answer["responses"].as_array().unwrap_or(&none);
     if responses.len() != branch.len() {
@@ -663,7 +663,7 @@ fn decode(transaction: &Transaction, answer: &Value) -> Option<Stored> {
     let read: Option<Vec<Vec<Pair>>> = responses.iter().map(pairs).collect();
     let header = &answer["header"];
     Some(Stored {
-        is_so,
+        succeeded,
         read: read?,
         revision: number(&header["revision"])?,
         cluster: number(&header["cluster_id"])?,
@@ -723,7 +723,7 @@ mod tests {
         });
         let stored = decode(&get, &answer).unwrap();
         let pair = Pair { key: "k".to_owned(), value: "v".to_owned(), written_at: 4 };
-        assert_eq!((stored.is_so, stored.read, stored.revision), (true, vec![vec![pair]], 5));
+        assert_eq!((stored.succeeded, stored.read, stored.revision), (true, vec![vec![pair]], 5));
         let kvs = &mut answer["responses"][0]["response_range"]["kvs"];
         kvs.as_array_mut().unwrap().push(json!({ "key": STANDARD.encode(b"k\xff"), "value": STANDARD.encode(b"\xff"), "mod_revision": "5" }));
         let foreign = Pair { key: "k\u{fffd}".to_owned(), value: "\u{fffd}".to_owned(), written_at: 5 };

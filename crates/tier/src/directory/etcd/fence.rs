@@ -1,11 +1,10 @@
 //! The fence: a key in etcd that must be unchanged when a claim of this node takes effect. This node rewrites the key
 //! periodically, and repairs it after an edit by others.
 
-use super::records::{HomeRecord, parse_incarnation};
+use super::records::HomeRecord;
 use super::store::{Compare, Pair, Step, Stored, Transaction};
-use super::tasks::{Task, first};
+use super::tasks::Task;
 use super::{EtcdDirectory, SHOWN_MAX};
-use crate::directory::DirectoryOutput;
 use crate::ids::NodeIncarnation;
 use crate::message::LossCause;
 use crate::news::News;
@@ -31,16 +30,15 @@ impl EtcdDirectory {
     }
 
     pub(super) fn finish_fencing(&mut self, stored: &Stored) {
-        if !stored.is_so {
-            return self.repair_fence(first(stored, 0), stored.revision);
+        if !stored.succeeded {
+            return self.repair_fence(stored.first(0), stored.revision);
         }
         self.is_fencing = false;
         self.ended_by = None;
         // This transaction wrote the key, so the store's revision is that of the key.
         self.fence = Some(stored.revision);
         let doubtful = self.doubtful.iter();
-        let clears: Vec<Task> =
-            doubtful.map(|(name, record)| Task::Clear { name: name.clone(), record: *record }).collect();
+        let clears = doubtful.map(|(name, record)| Task::Clear { name: name.clone(), record: *record });
         self.repairs.extend(clears);
         if !std::mem::replace(&mut self.has_ended_predecessors, true) && !self.me.node.is_ephemeral() {
             self.repairs.push_back(Task::EndPredecessors);
@@ -57,19 +55,17 @@ impl EtcdDirectory {
         if self.is_leaving {
             return;
         }
-        let known = self.fence;
         let Some(found) = found else {
-            if known.is_some() {
-                let key = self.keys.home(self.me);
-                self.outputs.push_back(DirectoryOutput::News(News::EtcdEdited { key, found: None }));
+            let (key, lives) = (self.keys.home(self.me), HomeRecord::Alive.emit());
+            if self.fence.is_some() {
+                self.report(News::EtcdEdited { key: key.clone(), found: None });
                 self.reset_store_state(revision);
             }
-            let (key, lives) = (self.keys.home(self.me), HomeRecord::Alive.emit());
             let (compares, then) = (vec![Compare::Absent(key.clone())], vec![Step::Put(key.clone(), lives)]);
             return self.send(Task::Fence, Transaction { compares, then, otherwise: vec![Step::Get(key)] });
         };
-        if known.is_some_and(|known| found.written_at < known) {
-            self.note_restored(revision);
+        if self.fence.is_some_and(|written_at| found.written_at < written_at) {
+            self.handle_restore(revision);
         }
         match HomeRecord::parse(&found.value) {
             // An earlier transaction of this node, which arrived late, wrote this.
@@ -96,7 +92,7 @@ impl EtcdDirectory {
         }
         self.is_fencing = false;
         if self.ended_by.replace(by) != Some(by) {
-            self.outputs.push_back(DirectoryOutput::News(News::EtcdEnded { key: found.key.clone(), by }));
+            self.report(News::EtcdEnded { key: found.key.clone(), by });
         }
         self.refuse_unfenced();
     }
@@ -104,10 +100,7 @@ impl EtcdDirectory {
     /// Overwrites a record that was edited by hand, whatever its content.
     fn overwrite_edited(&mut self, found: &Pair) {
         let shown = found.value.chars().take(SHOWN_MAX).collect();
-        self.outputs.push_back(DirectoryOutput::News(News::EtcdEdited {
-            key: found.key.clone(),
-            found: Some(shown),
-        }));
+        self.report(News::EtcdEdited { key: found.key.clone(), found: Some(shown) });
         // Other nodes may have believed the edited record, and given names away.
         self.rewrite_own_names();
         self.write_fence(found);
@@ -121,33 +114,31 @@ impl EtcdDirectory {
 
     pub(super) fn refuse_unfenced(&mut self) {
         for waiting in std::mem::take(&mut self.unfenced) {
-            self.note_doubtful(&waiting);
-            let requester = waiting.requester();
-            requester.into_iter().for_each(|requester| self.answer(requester, Err(self.unavailable_error())));
+            self.mark_doubtful(&waiting);
+            if let Some(requester) = waiting.requester() {
+                self.answer(requester, Err(self.unavailable_error()));
+            }
         }
     }
 
     /// Records the end of all earlier incarnations with this node's number. Only incarnations that were listed when
     /// this node started count as earlier, since a later incarnation ends this one, not the reverse.
     pub(super) fn end_predecessors(&mut self, stored: &Stored) {
-        let prefix = self.keys.homes();
         let me = self.me;
-        let pairs = stored.read.first().cloned().unwrap_or_default();
         let predecessors = self.predecessors.get_or_insert_with(|| {
-            let all = pairs.iter().filter_map(|pair| parse_incarnation(pair.key.strip_prefix(&prefix)?));
+            let all = stored.pairs(0).iter().filter_map(|pair| self.keys.incarnation_of(&pair.key));
             all.filter(|other| other.node == me.node && *other != me).collect()
         });
         let at_ns = self.epoch_ns.saturating_add(self.now_ns);
-        let ended = HomeRecord::Ended { cause: LossCause::Unreachable, at_ns, by: Some(self.me) };
-        let ended = ended.emit();
-        for pair in pairs {
-            let incarnation = pair.key.strip_prefix(&prefix).and_then(parse_incarnation);
+        let ended = HomeRecord::Ended { cause: LossCause::Unreachable, at_ns, by: Some(me) }.emit();
+        for pair in stored.pairs(0) {
+            let incarnation = self.keys.incarnation_of(&pair.key);
             let is_over =
                 matches!(HomeRecord::parse(&pair.value), Some(HomeRecord::Ended { by: Some(_), .. }));
             if !is_over && incarnation.is_some_and(|incarnation| predecessors.contains(&incarnation)) {
-                let compare = Compare::WrittenAt(pair.key.clone(), pair.written_at);
-                let put = Step::Put(pair.key, ended.clone());
-                self.repairs.push_back(Task::Unchecked(Transaction::when(vec![compare], vec![put])));
+                let put = Step::Put(pair.key.clone(), ended.clone());
+                let transaction = Transaction::when(vec![Compare::unchanged(pair)], vec![put]);
+                self.repairs.push_back(Task::Unchecked(transaction));
             }
         }
     }

@@ -1,10 +1,10 @@
 //! Moves all names from the embedded directory to etcd, while the embedded directory continues to serve requests.
 //!
 //! ```text
-//!   look ── take ── clear leftovers of an earlier move ── copy, some names at a time ──┐
-//!                                                             ▲        names changed ◄──┤
-//!                                                             └───────── meanwhile ──────┤
-//!                          few are left: requests wait ── copy the rest ── close ◄───────┘
+//!   read mark ── write mark ── clear leftovers of an earlier move ── copy a batch of names ──┐
+//!                                                                      ▲     names remain    │
+//!                                                                      └─────────────────────┤
+//!                     at most one batch remains: requests wait ── copy it ── close ◄─────────┘
 //! ```
 //!
 //! The move writes a key, the mark, and each transaction of the move requires that the mark is unchanged. So late
@@ -15,15 +15,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::records::{HomeRecord, Keys, NameRecord};
+use super::HOMES_MAX;
+use super::records::{HomeRecord, Keys, NameRecord, incarnation_text};
 use super::store::{Compare, Pair, Step, Stored, Transaction};
 use crate::ids::{Incarnation, NodeIncarnation, RegionId};
-use crate::members::Parting;
+use crate::members::NodeLoss;
 
-/// Names per transaction: each needs a step, and perhaps one for its home; etcd accepts 128 steps.
-const BATCH: usize = 50;
-/// Maximum number of homes read at once.
-const HOMES_MAX: usize = 10_000;
+/// Names per transaction: each needs a step, and its home may need another; etcd accepts 128 steps.
+const BATCH_NAMES: usize = 50;
 
 /// The parameters of a move of all names to etcd.
 #[derive(Clone, Debug)]
@@ -42,7 +41,7 @@ pub struct MoveJob {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::directory) enum NameState {
     Assigned(NameRecord),
-    Lost(NodeIncarnation, Parting),
+    Lost(NodeIncarnation, NodeLoss),
     Free,
 }
 
@@ -59,7 +58,7 @@ pub(in crate::directory) enum Next {
 pub(in crate::directory) struct Mover {
     job: MoveJob,
     keys: Keys,
-    step: Phase,
+    phase: Phase,
     /// The revision at which the mark was written.
     marked_at: u64,
     /// Names whose current state is not in the store yet.
@@ -84,20 +83,25 @@ impl Mover {
     /// Creates a move of `names`, which include lost names.
     pub(in crate::directory) fn new(job: MoveJob, names: BTreeSet<Box<str>>) -> Mover {
         let keys = Keys::new(&job.prefix);
-        let step = Phase::ReadingMark;
-        Mover { job, keys, step, marked_at: 0, unwritten: names, is_frozen: false, count: (0, 0) }
+        Mover {
+            job,
+            keys,
+            phase: Phase::ReadingMark,
+            marked_at: 0,
+            unwritten: names,
+            is_frozen: false,
+            count: (0, 0),
+        }
     }
 
     /// Returns the first transaction.
     pub(in crate::directory) fn begin(&self) -> Transaction {
-        let list = |prefix, limit| Step::List { prefix, after: None, limit };
-        let then = vec![
+        Transaction::read(vec![
             Step::Get(self.keys.mark()),
-            list(self.keys.names(), 1),
-            list(self.keys.homes(), HOMES_MAX),
+            Step::list(self.keys.names(), 1),
+            Step::list(self.keys.homes(), HOMES_MAX),
             Step::Get(self.keys.closed()),
-        ];
-        Transaction { then, ..Transaction::default() }
+        ])
     }
 
     /// Returns true if requests have to wait, so that the move can end.
@@ -106,7 +110,7 @@ impl Mover {
     }
 
     /// Records that the state of a name has changed, so that it is written again.
-    pub(in crate::directory) fn note_changed(&mut self, name: &str) {
+    pub(in crate::directory) fn mark_changed(&mut self, name: &str) {
         self.unwritten.insert(name.into());
     }
 
@@ -116,9 +120,9 @@ impl Mover {
         stored: &Stored,
         state_of: impl Fn(&str) -> NameState,
     ) -> Next {
-        match self.step {
+        match self.phase {
             Phase::ReadingMark => self.write_mark(stored),
-            _ if !stored.is_so => Next::Failed(format!(
+            _ if !stored.succeeded => Next::Failed(format!(
                 "another cluster is moving its names to {} too, or the mark of this move was removed",
                 self.job.prefix
             )),
@@ -138,9 +142,8 @@ impl Mover {
     }
 
     fn write_mark(&mut self, found: &Stored) -> Next {
-        let read = |step: usize| found.read.get(step).map(Vec::as_slice).unwrap_or_default();
-        let (mark, names, homes) = (read(0).first(), read(1), read(2));
-        if !read(3).is_empty() {
+        let (mark, names, homes) = (found.first(0), found.pairs(1), found.pairs(2));
+        if found.first(3).is_some() {
             return Next::Failed(format!(
                 "the names of a cluster were moved back to node 0 from {0}; choose another prefix, or remove its keys once all nodes of that cluster have ended (etcdctl del --prefix {0}/)",
                 self.job.prefix
@@ -150,15 +153,9 @@ impl Mover {
             return self.refuse_taken();
         }
         let key = self.keys.mark();
-        let compares = vec![match mark {
-            Some(mark) => Compare::WrittenAt(key.clone(), mark.written_at),
-            None => Compare::Absent(key.clone()),
-        }];
-        let mark = format!("moving {}", super::records::incarnation_text(self.job.me));
-        self.send(
-            Phase::WritingMark,
-            Transaction { compares, then: vec![Step::Put(key, mark)], otherwise: Vec::new() },
-        )
+        let compares = vec![Compare::still(&key, mark)];
+        let mark = format!("moving {}", incarnation_text(self.job.me));
+        self.send(Phase::WritingMark, Transaction::when(compares, vec![Step::Put(key, mark)]))
     }
 
     fn refuse_taken(&self) -> Next {
@@ -168,20 +165,21 @@ impl Mover {
         ))
     }
 
-    fn send(&mut self, step: Phase, transaction: Transaction) -> Next {
-        self.step = step;
+    fn send(&mut self, phase: Phase, transaction: Transaction) -> Next {
+        self.phase = phase;
         Next::Send(transaction)
     }
 
-    fn mark_compares(&self) -> Vec<Compare> {
-        vec![Compare::WrittenAt(self.keys.mark(), self.marked_at)]
+    /// Sends a transaction that has an effect only while the mark is unchanged.
+    fn send_marked(&mut self, phase: Phase, then: Vec<Step>) -> Next {
+        let mark = Compare::WrittenAt(self.keys.mark(), self.marked_at);
+        self.send(phase, Transaction::when(vec![mark], then))
     }
 
     fn list_leftovers(&mut self) -> Next {
-        let list = |prefix| Step::List { prefix, after: None, limit: BATCH };
-        let then = vec![list(self.keys.names()), list(self.keys.homes())];
-        let transaction = Transaction { compares: self.mark_compares(), then, otherwise: Vec::new() };
-        self.send(Phase::ListingLeftovers, transaction)
+        let [names, homes] = [self.keys.names(), self.keys.homes()];
+        let then = [names, homes].map(|prefix| Step::list(prefix, BATCH_NAMES));
+        self.send_marked(Phase::ListingLeftovers, then.into())
     }
 
     fn clear(&mut self, listed: &Stored, state_of: impl Fn(&str) -> NameState) -> Next {
@@ -190,16 +188,15 @@ impl Mover {
         if then.is_empty() {
             return self.copy(state_of);
         }
-        let transaction = Transaction { compares: self.mark_compares(), then, otherwise: Vec::new() };
-        self.send(Phase::Clearing, transaction)
+        self.send_marked(Phase::Clearing, then)
     }
 
     /// Writes some of the remaining names. If no names remain, closes the move.
     fn copy(&mut self, state_of: impl Fn(&str) -> NameState) -> Next {
-        self.is_frozen |= self.unwritten.len() <= BATCH;
+        self.is_frozen |= self.unwritten.len() <= BATCH_NAMES;
         let mut homes = BTreeMap::new();
         let mut then = Vec::new();
-        for _ in 0..BATCH {
+        for _ in 0..BATCH_NAMES {
             let Some(name) = self.unwritten.pop_first() else { break };
             let key = self.keys.name(&name);
             let (record, home) = match state_of(&name) {
@@ -211,28 +208,25 @@ impl Mover {
                     self.count.0 += 1;
                     (record, HomeRecord::Awaited)
                 }
-                NameState::Lost(home, parting) => {
+                NameState::Lost(home, loss) => {
                     self.count.1 += 1;
                     // The id of a lost region is not needed.
                     let region = RegionId { origin: Incarnation(0), serial: 0 };
-                    let at_ns = self.job.epoch_ns.saturating_add_signed(parting.at_ns);
+                    let at_ns = self.job.epoch_ns.saturating_add_signed(loss.at_ns);
                     let record = NameRecord { region, home, epoch: Default::default() };
-                    (record, HomeRecord::Ended { cause: parting.cause, at_ns, by: Some(self.job.me) })
+                    (record, HomeRecord::Ended { cause: loss.cause, at_ns, by: Some(self.job.me) })
                 }
             };
             homes.insert(record.home, home);
             then.push(Step::Put(key, record.emit()));
         }
         if then.is_empty() {
-            let next = self.job.next_number.to_string();
-            then.push(Step::Put(self.keys.numbers(), next));
-            then.push(Step::List { prefix: self.keys.homes(), after: None, limit: HOMES_MAX });
-            let transaction = Transaction { compares: self.mark_compares(), then, otherwise: Vec::new() };
-            return self.send(Phase::Closing, transaction);
+            then.push(Step::Put(self.keys.numbers(), self.job.next_number.to_string()));
+            then.push(Step::list(self.keys.homes(), HOMES_MAX));
+            return self.send_marked(Phase::Closing, then);
         }
         then.extend(homes.into_iter().map(|(home, record)| Step::Put(self.keys.home(home), record.emit())));
-        let transaction = Transaction { compares: self.mark_compares(), then, otherwise: Vec::new() };
-        self.send(Phase::Copying, transaction)
+        self.send_marked(Phase::Copying, then)
     }
 }
 

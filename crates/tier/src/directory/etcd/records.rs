@@ -94,7 +94,7 @@ pub(super) fn incarnation_text(incarnation: NodeIncarnation) -> String {
     format!("{}.{:x}", incarnation.node.0, incarnation.id.0)
 }
 
-pub(super) fn parse_incarnation(text: &str) -> Option<NodeIncarnation> {
+fn parse_incarnation(text: &str) -> Option<NodeIncarnation> {
     let (node, incarnation) = text.split_once('.')?;
     let incarnation = Incarnation(u64::from_str_radix(incarnation, 16).ok()?);
     Some(NodeIncarnation { node: NodeId(node.parse().ok()?), id: incarnation })
@@ -119,8 +119,18 @@ impl Keys {
         format!("{}/names/{name}", self.prefix)
     }
 
+    /// Returns the name to which a key belongs; `None` if the key is of another kind.
+    pub(super) fn name_of<'k>(&self, key: &'k str) -> Option<&'k str> {
+        key.strip_prefix(&*self.prefix)?.strip_prefix("/names/")
+    }
+
     pub(super) fn homes(&self) -> String {
         format!("{}/homes/", self.prefix)
+    }
+
+    /// Returns the incarnation to which a key belongs; `None` if the key is of another kind.
+    pub(super) fn incarnation_of(&self, key: &str) -> Option<NodeIncarnation> {
+        parse_incarnation(key.strip_prefix(&*self.prefix)?.strip_prefix("/homes/")?)
     }
 
     pub(super) fn home(&self, incarnation: NodeIncarnation) -> String {
@@ -158,14 +168,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_round_trip_and_foreign_ones_are_refused() {
+    fn records_round_trip_and_invalid_ones_are_refused() {
         let home = NodeIncarnation { node: NodeId(3), id: Incarnation(u64::MAX) };
         let region = RegionId { origin: Incarnation(10), serial: 7 };
         let record = NameRecord { region, home, epoch: Epoch(2) };
         assert_eq!(record.emit(), "a.7 3.ffffffffffffffff 2");
         assert_eq!(NameRecord::parse(&record.emit()), Some(record));
-        for foreign in ["", "a", "a.7 3.f", "a.7 3.f 2 1", "g.7 3.f 2", "a.7 3 2", "a.-7 3.f 2"] {
-            assert_eq!(NameRecord::parse(foreign), None, "{foreign}");
+        for invalid in ["", "a", "a.7 3.f", "a.7 3.f 2 1", "g.7 3.f 2", "a.7 3 2", "a.-7 3.f 2"] {
+            assert_eq!(NameRecord::parse(invalid), None, "{invalid}");
         }
         for (cause, _) in CAUSES {
             for by in [None, Some(home)] {
@@ -176,8 +186,8 @@ mod tests {
         for record in [HomeRecord::Alive, HomeRecord::Awaited] {
             assert_eq!(HomeRecord::parse(&record.emit()), Some(record));
         }
-        for foreign in ["ended badly 5", "ended left", "ended left 5 by", "ended left 5 by x"] {
-            assert_eq!(HomeRecord::parse(foreign), None, "{foreign}");
+        for invalid in ["ended badly 5", "ended left", "ended left 5 by", "ended left 5 by x"] {
+            assert_eq!(HomeRecord::parse(invalid), None, "{invalid}");
         }
     }
 }

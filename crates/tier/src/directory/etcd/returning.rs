@@ -1,23 +1,23 @@
 //! Moves all names from etcd back to node 0, while sessions continue to look names up.
 //!
 //! ```text
-//!   close to claims ── read names, a page at a time ── close for ever ──► node 0 answers requests
+//!   close to claims ── read names, page by page ── close permanently ──► node 0 answers requests
 //! ```
 //!
-//! The key `PREFIX/closed` is `closing` meanwhile and `closed` from then on. Each claim and each issue of a number
-//! requires that it is absent, so the names that node 0 reads are complete. A node that finds `closed` asks node 0 from
-//! then on, even if no other node can tell it. Names read from etcd matter for lost and unreachable homes only: all
-//! connected homes report their names to node 0 again, as after a restart of node 0.
+//! The key `PREFIX/closed` has the value `closing` during the return, and `closed` afterwards. Each claim and each issue
+//! of a number requires that the key is absent, so node 0 reads all names. A node that reads `closed` sends its requests
+//! to node 0 from then on, even without a notice from another node. The names read from etcd are needed for lost and
+//! unreachable homes only: all connected homes report their names to node 0 again, as after a restart of node 0.
 
 use std::collections::BTreeMap;
 
 use super::records::NameRecord;
 use super::store::{Compare, Pair, Step, Stored, Transaction};
-use super::tasks::{TRIES_MAX, Task, first};
+use super::tasks::{TRIES_MAX, Task};
 use super::{EtcdDirectory, RETRY_NS};
 use crate::directory::{DirectoryOutput, NAMES_PER_ANSWER_MAX};
 use crate::ids::{NodeIncarnation, Requester};
-use crate::members::Parting;
+use crate::members::NodeLoss;
 use crate::message::ErrorReply;
 use crate::names;
 
@@ -25,14 +25,11 @@ use crate::names;
 const CLOSING: &str = "closing";
 const CLOSED: &str = "closed";
 
-/// Maximum number of incarnations read with a page of names.
-const HOMES_MAX: usize = 10_000;
-
 /// The names that node 0 has read from etcd.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Returned {
     pub(in crate::directory) names: BTreeMap<Box<str>, NameRecord>,
-    pub(in crate::directory) lost: BTreeMap<Box<str>, (NodeIncarnation, Parting)>,
+    pub(in crate::directory) lost: BTreeMap<Box<str>, (NodeIncarnation, NodeLoss)>,
     /// The first free node number; 0 if it was not read.
     pub(crate) next_number: u32,
 }
@@ -72,18 +69,18 @@ impl EtcdDirectory {
     }
 
     pub(super) fn finish_closing(&mut self, stored: &Stored) {
-        match (stored.is_so, first(stored, 0), self.fence) {
+        match (stored.succeeded, stored.first(0), self.fence) {
             (true, ..) => {}
-            // An earlier return has ended, and this node has not heard of it.
+            // An earlier return has ended, without a notice to this node.
             (_, Some(closed), _) if closed.value == CLOSED => {
                 return self.outputs.push_back(DirectoryOutput::Closed);
             }
             // An earlier return was interrupted.
             (_, Some(closed), Some(fence)) if self.returning.is_some() => {
                 let home = Compare::WrittenAt(self.keys.home(self.me), fence);
-                return self.close(vec![home, Compare::WrittenAt(closed.key.clone(), closed.written_at)]);
+                return self.close(vec![home, Compare::unchanged(closed)]);
             }
-            _ => return self.refuse_return("node 0 renews its key in etcd; repeat".to_owned()),
+            _ => return self.fail_return("node 0 renews its key in etcd; repeat".to_owned()),
         }
         if let Some(returning) = &mut self.returning {
             returning.closed_at = stored.revision;
@@ -92,30 +89,25 @@ impl EtcdDirectory {
     }
 
     fn read_back(&mut self, after: Option<String>) {
-        let after = after.as_deref().map(|after| self.keys.name(after));
-        let names = Step::List { prefix: self.keys.names(), after, limit: NAMES_PER_ANSWER_MAX };
-        let homes = Step::List { prefix: self.keys.homes(), after: None, limit: HOMES_MAX };
-        self.send(Task::ReadBack, Transaction { then: vec![names, homes], ..Transaction::default() });
+        let page = self.page(after.as_deref(), NAMES_PER_ANSWER_MAX);
+        self.send(Task::ReadBack, Transaction::read(page.into()));
     }
 
     /// Takes over one page of names.
-    pub(super) fn take_page(&mut self, stored: &Stored) {
+    pub(super) fn add_page(&mut self, stored: &Stored) {
         let Some(mut returning) = self.returning.take() else { return };
-        let (endings, prefix) = (self.endings(stored), self.keys.names());
-        let pairs = stored.read.first().map(Vec::as_slice).unwrap_or_default();
+        let (endings, pairs) = (self.endings(stored), stored.pairs(0));
         for pair in pairs {
-            let Some(name) = pair.key.strip_prefix(&prefix) else { continue };
+            let Some(name) = self.keys.name_of(&pair.key) else { continue };
             let Some(record) = NameRecord::parse(&pair.value) else {
-                self.note_damaged(&pair.key);
+                self.report_damaged(&pair.key);
                 continue;
             };
-            match endings.get(&record.home).map(|loss| Parting::of(*loss, self.now_ns)) {
-                Some(parting) => returning.returned.lose(name.into(), record.home, parting),
+            match endings.get(&record.home).map(|loss| NodeLoss::from_age(*loss, self.now_ns)) {
+                Some(loss) => returning.returned.lose(name.into(), record.home, loss),
                 None => drop(returning.returned.names.insert(name.into(), record)),
             }
         }
-        let last = pairs.last().and_then(|pair| pair.key.strip_prefix(&prefix));
-        let next = last.filter(|_| pairs.len() >= NAMES_PER_ANSWER_MAX).map(str::to_owned);
         let is_known = |home: NodeIncarnation| {
             home == self.me || self.paired.contains(&home) || self.ended.contains_key(&home)
         };
@@ -123,9 +115,9 @@ impl EtcdDirectory {
         let unknown = unknown.map(|(name, record)| (name.clone(), record.home.node));
         let closed_at = returning.closed_at;
         self.returning = Some(returning);
-        match (next, unknown) {
+        match (self.last_of_page(pairs, NAMES_PER_ANSWER_MAX), unknown) {
             (Some(last), _) => self.read_back(Some(last)),
-            (None, Some((name, node))) => self.refuse_return(format!(
+            (None, Some((name, node))) => self.fail_return(format!(
                 "node {node}, which has {name:?}, is not connected to node 0; start it, or give its names up by `halite forget {node}`, then repeat"
             )),
             (None, None) => {
@@ -140,12 +132,12 @@ impl EtcdDirectory {
     }
 
     pub(super) fn finish_return(&mut self, stored: &Stored) {
-        if !stored.is_so {
-            return self.refuse_return(format!("another client changed {}; repeat", self.keys.closed()));
+        if !stored.succeeded {
+            return self.fail_return(format!("another client changed {}; repeat", self.keys.closed()));
         }
         let Some(Returning { mut returned, .. }) = self.returning.take() else { return };
-        returned.next_number = self.next_number(first(stored, 0));
-        // Ended since their page was read.
+        returned.next_number = self.next_number(stored.first(0));
+        // Some homes may have ended after their page was read.
         let ended = returned.names.extract_if(.., |_, record| self.ended.contains_key(&record.home));
         for (name, record) in ended.collect::<Vec<_>>() {
             returned.lose(name, record.home, self.ended[&record.home]);
@@ -154,7 +146,7 @@ impl EtcdDirectory {
     }
 
     /// Ends a return without effect, and opens the store to claims.
-    pub(super) fn refuse_return(&mut self, reason: String) {
+    pub(super) fn fail_return(&mut self, reason: String) {
         self.returning = None;
         // Claims wait for the next fence, which invalidates transactions of this return.
         (self.fence, self.must_reopen) = (None, true);
@@ -172,14 +164,14 @@ impl EtcdDirectory {
         self.repair(Task::Unchecked(Transaction::when(vec![compare], vec![Step::Delete(key)])));
     }
 
-    /// Returns true, and tells the engine, if a task has found the store closed for ever.
+    /// Returns true, and notifies the engine, if a task has found the store permanently closed.
     pub(super) fn handle_closed(&mut self, task: &Task, stored: &Stored) -> bool {
         let step = match task {
             Task::Find { .. } | Task::Fence => 1,
             Task::List { .. } => 2,
             _ => return false,
         };
-        let is_closed = first(stored, step).is_some_and(|closed| closed.value == CLOSED);
+        let is_closed = stored.first(step).is_some_and(|closed| closed.value == CLOSED);
         if is_closed {
             self.outputs.push_back(DirectoryOutput::Closed);
         }
@@ -204,16 +196,16 @@ impl EtcdDirectory {
         let in_flight = std::mem::take(&mut self.in_flight).into_values().map(|sent| sent.task);
         let tasks =
             in_flight.chain(std::mem::take(&mut self.unfenced)).chain(std::mem::take(&mut self.repairs));
-        let asking = std::mem::take(&mut self.home_requests).into_values().map(|asked| asked.requester());
-        tasks.filter_map(|task| task.requester()).chain(asking).collect()
+        let queries = std::mem::take(&mut self.home_requests).into_values();
+        tasks.filter_map(|task| task.requester()).chain(queries.map(|query| query.requester())).collect()
     }
 }
 
 impl Returned {
     /// Adds a lost name. Locks and barriers are not recorded as lost: the next session that needs them creates them.
-    fn lose(&mut self, name: Box<str>, home: NodeIncarnation, parting: Parting) {
+    fn lose(&mut self, name: Box<str>, home: NodeIncarnation, loss: NodeLoss) {
         if !names::is_reserved(&name) {
-            self.lost.insert(name, (home, parting));
+            self.lost.insert(name, (home, loss));
         }
     }
 }

@@ -45,11 +45,40 @@ pub struct Transaction {
     pub otherwise: Vec<Step>,
 }
 
+impl Step {
+    /// Reads the first `limit` keys that begin with `prefix`.
+    pub(super) fn list(prefix: String, limit: usize) -> Step {
+        Step::List { prefix, after: None, limit }
+    }
+}
+
+impl Compare {
+    /// The key was not written after `pair` was read.
+    pub(super) fn unchanged(pair: &Pair) -> Compare {
+        Compare::WrittenAt(pair.key.clone(), pair.written_at)
+    }
+
+    /// The key is still as it was `found`: absent, or last written at that revision.
+    pub(super) fn still(key: &str, found: Option<&Pair>) -> Compare {
+        found.map_or_else(|| Compare::Absent(key.to_owned()), Compare::unchanged)
+    }
+}
+
 impl Transaction {
-    /// Returns true if a branch writes a key, and so needs space in the store. The branch is `then` if `is_so` is true,
+    /// Returns a transaction without conditions.
+    pub(super) fn read(then: Vec<Step>) -> Transaction {
+        Transaction { then, ..Transaction::default() }
+    }
+
+    /// Returns a transaction that does nothing if a condition fails.
+    pub(super) fn when(compares: Vec<Compare>, then: Vec<Step>) -> Transaction {
+        Transaction { compares, then, otherwise: Vec::new() }
+    }
+
+    /// Returns true if a branch writes a key, and so needs space in the store. The branch is `then` if `succeeded` is true,
     /// else `otherwise`.
-    pub fn writes(&self, is_so: bool) -> bool {
-        let branch = if is_so { &self.then } else { &self.otherwise };
+    pub fn writes(&self, succeeded: bool) -> bool {
+        let branch = if succeeded { &self.then } else { &self.otherwise };
         branch.iter().any(|step| matches!(step, Step::Put(..)))
     }
 }
@@ -69,13 +98,25 @@ pub struct Pair {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stored {
     /// True if all conditions held, so that etcd executed `then`, and false if it executed `otherwise`.
-    pub is_so: bool,
+    pub succeeded: bool,
     /// The pairs that each step of the executed branch read.
     pub read: Vec<Vec<Pair>>,
     /// The revision of the store after the transaction.
     pub revision: u64,
     /// The id of the etcd cluster that executed the transaction.
     pub cluster: u64,
+}
+
+impl Stored {
+    /// Returns the pairs that this step read.
+    pub(super) fn pairs(&self, step: usize) -> &[Pair] {
+        self.read.get(step).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Returns the first pair that this step read.
+    pub(super) fn first(&self, step: usize) -> Option<&Pair> {
+        self.pairs(step).first()
+    }
 }
 
 /// The reason why a transaction failed, or why its result is unknown.

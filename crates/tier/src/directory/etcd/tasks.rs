@@ -2,19 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::records::{HomeRecord, NameRecord, parse_incarnation};
+use super::records::{HomeRecord, NameRecord};
 use super::store::{Compare, Pair, Step, Stored, Transaction};
-use super::{EtcdDirectory, HomeQuery, REQUESTS_MAX};
+use super::{EtcdDirectory, HOMES_MAX, HomeQuery, REQUESTS_MAX};
 use crate::directory::{DirectoryOutput, NAMES_PER_ANSWER_MAX};
 use crate::ids::{NodeId, NodeIncarnation, RegionId, Requester};
-use crate::members::Parting;
+use crate::members::NodeLoss;
 use crate::message::{ErrorReply, Loss, LostName, Reply, Request};
 use crate::names;
 
-/// Maximum number of incarnations read with a page of names.
-const HOMES_PER_PAGE_MAX: usize = 10_000;
 /// Maximum number of names removed in one transaction: etcd accepts 128 steps.
-const SWEPT_AT_ONCE_MAX: usize = 100;
+const SWEEP_NAMES_MAX: usize = 100;
 /// Maximum retries of a request that conflicts with concurrent changes.
 pub(super) const TRIES_MAX: u8 = 8;
 
@@ -133,7 +131,7 @@ pub(super) enum Task {
     /// Checks whether the store answers again.
     Probe,
     /// Records that this node leaves.
-    SignOff,
+    Deregister,
     /// Forgets names after `after` that were lost with any incarnation of a node, then answers the requester, if any.
     Sweep {
         node: NodeId,
@@ -150,19 +148,19 @@ pub(super) enum Task {
         reply_to: Option<Requester>,
     },
     /// Collects the incarnations to which names refer.
-    Tidy {
+    CleanNames {
         after: Option<String>,
         referenced: BTreeSet<NodeIncarnation>,
     },
     /// Removes the records of incarnations to which no name refers and that have ended.
-    TidyHomes {
+    CleanHomes {
         referenced: BTreeSet<NodeIncarnation>,
     },
     /// Closes the store to claims, so that the names can be read.
     Close,
     /// Reads a page of names for node 0.
     ReadBack,
-    /// Closes the store for ever, after all names were read.
+    /// Closes the store permanently, after all names were read.
     ClosePermanently,
     /// Reads the first free number, in order to raise it to `number_min`.
     RaiseNumber {
@@ -178,8 +176,8 @@ pub(super) enum Task {
 
 impl Task {
     /// Returns the task for a request, or `None` if the directory does not serve such requests.
-    pub(super) fn of(requester: Requester, question: Request) -> Option<Task> {
-        let task = match question {
+    pub(super) fn of(requester: Requester, request: Request) -> Option<Task> {
+        let task = match request {
             Request::ClaimName { name, region } => {
                 Task::Claim { requester, name: name.into(), region, tries: 0 }
             }
@@ -212,8 +210,8 @@ impl Task {
             | Task::End { .. }
             | Task::EndPredecessors
             | Task::CheckEnding { .. }
-            | Task::Tidy { .. }
-            | Task::TidyHomes { .. }
+            | Task::CleanNames { .. }
+            | Task::CleanHomes { .. }
             | Task::RaiseNumber { .. }
             | Task::WriteRaised { .. }
             | Task::Unchecked(_) => true,
@@ -248,37 +246,20 @@ impl Task {
     }
 }
 
-impl Transaction {
-    pub(super) fn read(step: Step) -> Transaction {
-        Transaction { then: vec![step], ..Transaction::default() }
-    }
-
-    pub(super) fn when(compares: Vec<Compare>, then: Vec<Step>) -> Transaction {
-        Transaction { compares, then, otherwise: Vec::new() }
-    }
-}
-
-pub(super) fn first(stored: &Stored, step: usize) -> Option<&Pair> {
-    stored.read.get(step).and_then(|pairs| pairs.first())
-}
-
 impl EtcdDirectory {
     /// Sends the first transaction of a task.
     pub(super) fn begin(&mut self, task: Task) {
         let keys = &self.keys;
         let transaction = match &task {
-            Task::Claim { requester, name, .. } => {
-                if self.doubtful.contains_key(name) {
-                    let requester = *requester;
-                    return self.answer(requester, Err(self.unavailable_error()));
-                }
-                return self.claim(task);
+            Task::Claim { requester, name, .. } if self.doubtful.contains_key(name) => {
+                return self.answer(*requester, Err(self.unavailable_error()));
             }
+            Task::Claim { .. } => return self.claim(task),
             Task::CheckHolder { home, .. }
             | Task::CheckRival { home, .. }
-            | Task::ForgetTaken { home, .. } => Transaction::read(Step::Get(keys.home(*home))),
-            Task::CheckEnding { by, .. } => Transaction::read(Step::Get(keys.home(*by))),
-            Task::ForgetUnplaced { node, .. } => Transaction::read(Step::Get(keys.place(*node))),
+            | Task::ForgetTaken { home, .. } => Transaction::read(vec![Step::Get(keys.home(*home))]),
+            Task::CheckEnding { by, .. } => Transaction::read(vec![Step::Get(keys.home(*by))]),
+            Task::ForgetUnplaced { node, .. } => Transaction::read(vec![Step::Get(keys.place(*node))]),
             Task::Release { name, record, exactly, .. } => {
                 let key = keys.name(name);
                 let own = self.own_names.get(name).filter(|(region, _)| *region == record.region);
@@ -289,90 +270,82 @@ impl EtcdDirectory {
                     None => Compare::Holds(key.clone(), expected),
                 };
                 let then = vec![Step::Delete(key.clone())];
-                let transaction =
-                    Transaction { compares: vec![compare], then, otherwise: vec![Step::Get(key)] };
                 if own.is_some() {
                     self.own_names.remove(name);
                 }
-                transaction
+                Transaction { compares: vec![compare], then, otherwise: vec![Step::Get(key)] }
             }
             Task::Find { name, .. } => {
-                let then = vec![Step::Get(keys.name(name)), Step::Get(keys.closed())];
-                Transaction { then, ..Transaction::default() }
+                Transaction::read(vec![Step::Get(keys.name(name)), Step::Get(keys.closed())])
             }
             Task::Forget { name, .. } | Task::Update { name, .. } => {
-                Transaction::read(Step::Get(keys.name(name)))
+                Transaction::read(vec![Step::Get(keys.name(name))])
             }
-            Task::FindHome { record, .. } => Transaction::read(Step::Get(keys.home(record.home))),
+            Task::FindHome { record, .. } => Transaction::read(vec![Step::Get(keys.home(record.home))]),
             Task::List { after, .. } => {
-                let after = after.as_deref().unwrap_or(LAST_RESERVED);
-                let names = Step::List {
-                    prefix: keys.names(),
-                    after: Some(keys.name(after)),
-                    limit: NAMES_PER_ANSWER_MAX,
-                };
-                let homes = Step::List { prefix: keys.homes(), after: None, limit: HOMES_PER_PAGE_MAX };
-                let then = vec![names, homes, Step::Get(keys.closed())];
-                Transaction { then, ..Transaction::default() }
+                let [names, homes] =
+                    self.page(Some(after.as_deref().unwrap_or(LAST_RESERVED)), NAMES_PER_ANSWER_MAX);
+                Transaction::read(vec![names, homes, Step::Get(keys.closed())])
             }
-            Task::ReadNumber { .. } => {
-                let all = |prefix| Step::List { prefix, after: None, limit: HOMES_PER_PAGE_MAX };
-                let then = vec![Step::Get(keys.numbers()), all(keys.homes()), all(keys.places())];
-                Transaction { then, ..Transaction::default() }
-            }
-            Task::RaiseNumber { .. } => Transaction::read(Step::Get(keys.numbers())),
+            Task::ReadNumber { .. } => Transaction::read(vec![
+                Step::Get(keys.numbers()),
+                Step::list(keys.homes(), HOMES_MAX),
+                Step::list(keys.places(), HOMES_MAX),
+            ]),
+            Task::RaiseNumber { .. } => Transaction::read(vec![Step::Get(keys.numbers())]),
             Task::Fence => return self.begin_fencing(),
             Task::Clear { name, record } => {
                 let key = keys.name(name);
                 Transaction::when(vec![Compare::Holds(key.clone(), record.emit())], vec![Step::Delete(key)])
             }
             Task::End { incarnation } => {
-                let Some(ended) = self.ended.get(incarnation).map(|parting| self.record_of(*parting)) else {
-                    return;
-                };
+                let Some(loss) = self.ended.get(incarnation) else { return };
                 let key = keys.home(*incarnation);
                 let compare = match self.me.node {
                     NodeId::FIRST => Compare::Present(key.clone()),
                     _ => Compare::Holds(key.clone(), HomeRecord::Alive.emit()),
                 };
-                Transaction::when(vec![compare], vec![Step::Put(key, ended.emit())])
+                Transaction::when(vec![compare], vec![Step::Put(key, self.record_of(*loss).emit())])
             }
-            Task::Probe => Transaction::read(Step::Get(keys.home(self.me))),
-            Task::EndPredecessors => Transaction::read(Step::List {
-                prefix: format!("{}{}.", keys.homes(), self.me.node),
-                after: None,
-                limit: SWEPT_AT_ONCE_MAX,
-            }),
+            Task::Probe => Transaction::read(vec![Step::Get(keys.home(self.me))]),
+            Task::EndPredecessors => {
+                let prefix = format!("{}{}.", keys.homes(), self.me.node);
+                Transaction::read(vec![Step::list(prefix, SWEEP_NAMES_MAX)])
+            }
             Task::Sweep { node, after, .. } => {
-                let after = after.as_deref().map(|after| keys.name(after));
-                let names = Step::List { prefix: keys.names(), after, limit: SWEPT_AT_ONCE_MAX };
-                let homes = Step::List { prefix: keys.homes(), after: None, limit: HOMES_PER_PAGE_MAX };
-                let place = Step::Get(keys.place(*node));
-                Transaction { then: vec![names, homes, place], ..Transaction::default() }
+                let [names, homes] = self.page(after.as_deref(), SWEEP_NAMES_MAX);
+                Transaction::read(vec![names, homes, Step::Get(keys.place(*node))])
             }
-            Task::Tidy { after, .. } => {
-                let after = after.as_deref().map(|after| keys.name(after));
-                let names = Step::List { prefix: keys.names(), after, limit: NAMES_PER_ANSWER_MAX };
-                let homes = Step::List { prefix: keys.homes(), after: None, limit: HOMES_PER_PAGE_MAX };
-                Transaction { then: vec![names, homes], ..Transaction::default() }
+            Task::CleanNames { after, .. } => {
+                Transaction::read(self.page(after.as_deref(), NAMES_PER_ANSWER_MAX).into())
             }
-            Task::TidyHomes { .. } => {
-                let (prefix, limit) = (keys.homes(), HOMES_PER_PAGE_MAX);
-                Transaction::read(Step::List { prefix, after: None, limit })
-            }
+            Task::CleanHomes { .. } => Transaction::read(vec![Step::list(keys.homes(), HOMES_MAX)]),
             Task::Unchecked(transaction) => transaction.clone(),
             // Sent only with the result of an earlier transaction.
             Task::Remove { .. }
             | Task::TakeNumber { .. }
             | Task::Write { .. }
             | Task::WriteRaised { .. }
-            | Task::SignOff
+            | Task::Deregister
             | Task::Close
             | Task::ReadBack
             | Task::ClosePermanently
             | Task::SweepPage { .. } => return,
         };
         self.send(task, transaction);
+    }
+
+    /// Returns the steps that read at most `limit` names after `after`, and all incarnations.
+    pub(super) fn page(&self, after: Option<&str>, limit: usize) -> [Step; 2] {
+        let after = after.map(|after| self.keys.name(after));
+        let names = Step::List { prefix: self.keys.names(), after, limit };
+        [names, Step::list(self.keys.homes(), HOMES_MAX)]
+    }
+
+    /// Returns the last name of a page of at most `limit` names; `None` if no page follows.
+    pub(super) fn last_of_page(&self, pairs: &[Pair], limit: usize) -> Option<String> {
+        let last = pairs.last().filter(|_| pairs.len() >= limit)?;
+        self.keys.name_of(&last.key).map(str::to_owned)
     }
 
     fn claim(&mut self, task: Task) {
@@ -384,18 +357,30 @@ impl EtcdDirectory {
             }
             return self.begin_fencing();
         };
-        let (key, home) = (self.keys.name(name), self.keys.home(self.me));
-        let record = NameRecord { region: *region, home: self.me, epoch: Default::default() };
-        let transaction = Transaction {
+        let transaction = self.claim_transaction(name, *region, None, fence);
+        self.send(task, transaction);
+    }
+
+    /// Returns the transaction that gives the name to a region of this node, if its record is still as `found` and the
+    /// store is open.
+    fn claim_transaction(
+        &self,
+        name: &str,
+        region: RegionId,
+        found: Option<&Pair>,
+        fence: u64,
+    ) -> Transaction {
+        let (key, home, closed) = (self.keys.name(name), self.keys.home(self.me), self.keys.closed());
+        let record = NameRecord { region, home: self.me, epoch: Default::default() };
+        Transaction {
             compares: vec![
-                Compare::Absent(key.clone()),
+                Compare::still(&key, found),
                 Compare::WrittenAt(home.clone(), fence),
-                Compare::Absent(self.keys.closed()),
+                Compare::Absent(closed.clone()),
             ],
             then: vec![Step::Put(key.clone(), record.emit())],
-            otherwise: vec![Step::Get(key), Step::Get(home), Step::Get(self.keys.closed())],
-        };
-        self.send(task, transaction);
+            otherwise: vec![Step::Get(key), Step::Get(home), Step::Get(closed)],
+        }
     }
 
     /// Handles the result of a task's transaction.
@@ -409,8 +394,7 @@ impl EtcdDirectory {
                 self.finish_claim((requester, name, region, tries), &stored)
             }
             Task::CheckHolder { requester, name, region, taken, home, tries } => {
-                match self.ending_of(home, first(&stored, 0)).is_some()
-                    && !self.was_handed_over(&name, &taken)
+                match self.ending_of(home, stored.first(0)).is_some() && !self.was_handed_over(&name, &taken)
                 {
                     true => self.claim_lost((requester, name, region, tries), &taken),
                     // The home may have freed the name, and the store may have lost that write.
@@ -424,7 +408,7 @@ impl EtcdDirectory {
                 }
             }
             Task::Release { requester, name, record, .. } => {
-                let still = first(&stored, 0).filter(|_| !stored.is_so);
+                let still = stored.first(0).filter(|_| !stored.succeeded);
                 let held = still.and_then(|pair| Some((NameRecord::parse(&pair.value)?, pair.written_at)));
                 match held.filter(|(held, _)| held.region == record.region && held.home == record.home) {
                     Some((held, at)) => {
@@ -435,14 +419,14 @@ impl EtcdDirectory {
                     }
                 }
             }
-            Task::Find { requester, name } => self.finish_find(requester, name, first(&stored, 0)),
+            Task::Find { requester, name } => self.finish_find(requester, name, stored.first(0)),
             Task::FindHome { requester, name, record } => {
-                let body = self.found(&name, record, first(&stored, 0));
+                let body = self.find_reply(&name, record, stored.first(0));
                 self.answer(requester, body);
             }
             Task::List { requester, lost, .. } => self.finish_list(requester, lost, &stored),
             Task::Forget { requester, .. } => {
-                let Some(taken) = first(&stored, 0).cloned() else {
+                let Some(taken) = stored.first(0).cloned() else {
                     return self.answer(requester, Err(ErrorReply::NotFound));
                 };
                 match NameRecord::parse(&taken.value) {
@@ -453,9 +437,9 @@ impl EtcdDirectory {
             }
             Task::ForgetTaken { requester, taken, home } => {
                 // A living node has a key. An incarnation without one, whose number another one holds, has ended.
-                let has_no_record = first(&stored, 0).is_none() && self.has_rival(home);
-                let lost = self.ending_of(home, first(&stored, 0));
-                let name = taken.key.strip_prefix(&self.keys.names()).map(str::to_owned);
+                let has_no_record = stored.first(0).is_none() && self.has_rival(home);
+                let lost = self.ending_of(home, stored.first(0));
+                let name = self.keys.name_of(&taken.key).map(str::to_owned);
                 match (lost, NameRecord::parse(&taken.value), name) {
                     (None, Some(record), Some(name)) if !has_no_record => {
                         self.ask_home(home, &name, record.region, HomeQuery::Forget { requester, taken })
@@ -463,19 +447,19 @@ impl EtcdDirectory {
                     _ => self.remove(requester, &taken),
                 }
             }
-            Task::ForgetUnplaced { requester, taken, .. } => match first(&stored, 0) {
+            Task::ForgetUnplaced { requester, taken, .. } => match stored.first(0) {
                 None => self.remove(requester, &taken),
                 Some(_) => self.answer(requester, Err(ErrorReply::NotFound)),
             },
             Task::Remove { requester } => {
-                let body = if stored.is_so { Ok(Reply::Done) } else { Err(ErrorReply::NotFound) };
+                let body = if stored.succeeded { Ok(Reply::Done) } else { Err(ErrorReply::NotFound) };
                 self.answer(requester, body);
             }
             Task::ReadNumber { requester, tries } => {
-                let number = self.next_number(first(&stored, 0)).max(self.first_unused_number(&stored));
-                self.take_number(requester, number, first(&stored, 0), tries);
+                let number = self.next_number(stored.first(0)).max(self.first_unused_number(&stored));
+                self.take_number(requester, number, stored.first(0), tries);
             }
-            Task::TakeNumber { requester, number, .. } if stored.is_so => {
+            Task::TakeNumber { requester, number, .. } if stored.succeeded => {
                 self.answer(requester, Ok(Reply::Number(NodeId(number))))
             }
             Task::TakeNumber { requester, tries, .. } if tries < TRIES_MAX => {
@@ -483,16 +467,16 @@ impl EtcdDirectory {
             }
             Task::TakeNumber { requester, .. } => self.answer(requester, Err(self.unavailable_error())),
             Task::Close => self.finish_closing(&stored),
-            Task::ReadBack => self.take_page(&stored),
+            Task::ReadBack => self.add_page(&stored),
             Task::ClosePermanently => self.finish_return(&stored),
             Task::Fence => self.finish_fencing(&stored),
-            Task::CheckEnding { by, found } => self.check_ending(by, &found, first(&stored, 0)),
+            Task::CheckEnding { by, found } => self.check_ending(by, &found, stored.first(0)),
             Task::Clear { name, .. } => {
                 self.doubtful.remove(&name);
             }
-            Task::Update { name, record } => self.update(name, record, first(&stored, 0)),
-            Task::Write { name, record } if !stored.is_so => self.repair(Task::Update { name, record }),
-            Task::CheckRival { name, record, taken, home } => match self.ending_of(home, first(&stored, 0)) {
+            Task::Update { name, record } => self.update(name, record, stored.first(0)),
+            Task::Write { name, record } if !stored.succeeded => self.repair(Task::Update { name, record }),
+            Task::CheckRival { name, record, taken, home } => match self.ending_of(home, stored.first(0)) {
                 Some(_) => self.write(name, record, Some(&taken)),
                 None if record.home == self.me => {
                     self.own_names.remove(&name);
@@ -505,31 +489,31 @@ impl EtcdDirectory {
             Task::Sweep { node, after, reply_to, was_known } => {
                 self.sweep((node, after, reply_to, was_known), &stored)
             }
-            Task::SweepPage { node, last: Some(last), reply_to, .. } if stored.is_so => {
+            Task::SweepPage { node, last: Some(last), reply_to, .. } if stored.succeeded => {
                 self.begin(Task::Sweep { node, after: Some(last), reply_to, was_known: true })
             }
-            Task::SweepPage { node, after, reply_to, .. } if !stored.is_so => {
+            Task::SweepPage { node, after, reply_to, .. } if !stored.succeeded => {
                 // One of the names was claimed in the meantime.
                 self.begin(Task::Sweep { node, after, reply_to, was_known: true })
             }
             Task::SweepPage { reply_to, .. } => self.end_sweep(reply_to, Ok(Reply::Done)),
-            Task::Tidy { referenced, .. } => self.tidy(referenced, &stored),
-            Task::TidyHomes { referenced } => self.tidy_homes(&referenced, &stored),
-            Task::RaiseNumber { number_min } => self.raise(number_min, first(&stored, 0)),
-            Task::WriteRaised { number_min } if !stored.is_so => {
+            Task::CleanNames { referenced, .. } => self.clean_names(referenced, &stored),
+            Task::CleanHomes { referenced } => self.clean_homes(&referenced, &stored),
+            Task::RaiseNumber { number_min } => self.raise(number_min, stored.first(0)),
+            Task::WriteRaised { number_min } if !stored.succeeded => {
                 self.repair(Task::RaiseNumber { number_min })
             }
             Task::Write { .. }
             | Task::End { .. }
             | Task::WriteRaised { .. }
             | Task::Probe
-            | Task::SignOff
+            | Task::Deregister
             | Task::Unchecked(_) => {}
         }
     }
 
     /// Records that an earlier try of a claim may have written the name.
-    pub(super) fn note_doubtful(&mut self, task: &Task) {
+    pub(super) fn mark_doubtful(&mut self, task: &Task) {
         if let Task::Claim { name, region, tries: 1.., .. } = task {
             let record = NameRecord { region: *region, home: self.me, epoch: Default::default() };
             self.doubtful.insert(name.clone(), record);
@@ -551,7 +535,7 @@ impl EtcdDirectory {
             }
             task => task,
         };
-        self.note_doubtful(&task);
+        self.mark_doubtful(&task);
         if let Some(requester) = task.requester() {
             let reason = self.last_failure.clone();
             self.answer(requester, Err(ErrorReply::DirectoryOut { reason }));
@@ -572,7 +556,7 @@ impl EtcdDirectory {
                 self.refuse_unfenced();
             }
             Task::Close | Task::ReadBack | Task::ClosePermanently => {
-                self.refuse_return(self.last_failure.clone())
+                self.fail_return(self.last_failure.clone())
             }
             Task::WriteRaised { number_min } => self.repairs.push_back(Task::RaiseNumber { number_min }),
             // The requester was informed of the failure; the rest is retried.
@@ -593,14 +577,14 @@ impl EtcdDirectory {
         (requester, name, region, tries): (Requester, Box<str>, RegionId, u8),
         stored: &Stored,
     ) {
-        if stored.is_so {
+        if stored.succeeded {
             self.own_names.insert(name, (region, Default::default()));
             return self.answer(requester, Ok(Reply::Done));
         }
-        let (taken, home) = (first(stored, 0), first(stored, 1));
+        let (taken, home) = (stored.first(0), stored.first(1));
         let again = Task::Claim { requester, name: name.clone(), region, tries: tries + 1 };
         let is_ours = |taken: &Pair| NameRecord::parse(&taken.value).is_some_and(|its| its.region == region);
-        if let Some(closed) = first(stored, 2).filter(|_| !taken.is_some_and(is_ours)) {
+        if let Some(closed) = stored.first(2).filter(|_| !taken.is_some_and(is_ours)) {
             return self.wait_for_return(requester, tries, again, closed);
         }
         match taken {
@@ -643,28 +627,18 @@ impl EtcdDirectory {
         let Some(fence) = self.fence.filter(|_| tries < TRIES_MAX) else {
             return self.answer(requester, Err(self.unavailable_error()));
         };
-        let (key, home) = (self.keys.name(&name), self.keys.home(self.me));
-        let record = NameRecord { region, home: self.me, epoch: Default::default() };
-        let transaction = Transaction {
-            compares: vec![
-                Compare::WrittenAt(key.clone(), taken.written_at),
-                Compare::WrittenAt(home.clone(), fence),
-                Compare::Absent(self.keys.closed()),
-            ],
-            then: vec![Step::Put(key.clone(), record.emit())],
-            otherwise: vec![Step::Get(key), Step::Get(home), Step::Get(self.keys.closed())],
-        };
+        let transaction = self.claim_transaction(&name, region, Some(taken), fence);
         self.send(Task::Claim { requester, name, region, tries: tries + 1 }, transaction);
     }
 
     /// Refuses a request for a name whose record is invalid.
     fn refuse_damaged(&mut self, requester: Requester, key: &str) {
-        self.note_damaged(key);
+        self.report_damaged(key);
         self.answer(requester, Err(ErrorReply::NameDamaged { key: key.to_owned() }));
     }
 
     fn remove(&mut self, requester: Requester, taken: &Pair) {
-        let transaction = self.removal_of(taken);
+        let transaction = EtcdDirectory::removal_of(taken);
         self.send(Task::Remove { requester }, transaction);
     }
 
@@ -683,17 +657,17 @@ impl EtcdDirectory {
             // A record edited by hand proves nothing.
             Some(HomeRecord::Ended { by: None, .. } | HomeRecord::Alive | HomeRecord::Awaited) | None => {}
         }
-        let parting = *self.ended.get(&incarnation)?;
+        let loss = *self.ended.get(&incarnation)?;
         // Later nodes could not verify a record by an ephemeral node.
         if home.is_some() && !self.me.node.is_ephemeral() {
             self.repairs.push_back(Task::End { incarnation });
         }
-        Some(parting.loss(self.now_ns))
+        Some(loss.with_age(self.now_ns))
     }
 
-    pub(super) fn record_of(&self, parting: Parting) -> HomeRecord {
-        let at_ns = self.epoch_ns.saturating_add_signed(parting.at_ns);
-        HomeRecord::Ended { cause: parting.cause, at_ns, by: Some(self.me) }
+    pub(super) fn record_of(&self, loss: NodeLoss) -> HomeRecord {
+        let at_ns = self.epoch_ns.saturating_add_signed(loss.at_ns);
+        HomeRecord::Ended { cause: loss.cause, at_ns, by: Some(self.me) }
     }
 
     fn finish_find(&mut self, requester: Requester, name: Box<str>, found: Option<&Pair>) {
@@ -709,7 +683,12 @@ impl EtcdDirectory {
         }
     }
 
-    fn found(&mut self, name: &str, record: NameRecord, home: Option<&Pair>) -> Result<Reply, ErrorReply> {
+    fn find_reply(
+        &mut self,
+        name: &str,
+        record: NameRecord,
+        home: Option<&Pair>,
+    ) -> Result<Reply, ErrorReply> {
         match self.ending_of(record.home, home) {
             // This node knows the next home, but the store does not have it yet.
             Some(_) if self.may_have(name, record.region) => Err(self.unavailable_error()),
@@ -721,14 +700,12 @@ impl EtcdDirectory {
     }
 
     fn finish_list(&mut self, requester: Requester, lost: bool, stored: &Stored) {
-        let prefix = self.keys.names();
-        let pairs = stored.read.first().cloned().unwrap_or_default();
+        let pairs = stored.pairs(0);
         let endings = self.endings(stored);
         let more = pairs.len() >= NAMES_PER_ANSWER_MAX;
-        let last = pairs.last().and_then(|pair| pair.key.strip_prefix(&prefix)).map(str::to_owned);
         let (mut names, mut gone, mut damaged) = (Vec::new(), Vec::new(), Vec::new());
-        for pair in &pairs {
-            let name = pair.key.strip_prefix(&prefix).unwrap_or_default().to_owned();
+        for pair in pairs {
+            let name = self.keys.name_of(&pair.key).unwrap_or_default().to_owned();
             let Some(record) = NameRecord::parse(&pair.value) else {
                 damaged.push(name);
                 continue;
@@ -740,7 +717,8 @@ impl EtcdDirectory {
         }
         let is_empty = if lost { gone.is_empty() } else { names.is_empty() && damaged.is_empty() };
         if more && is_empty {
-            return self.begin(Task::List { requester, after: last, lost });
+            let after = self.last_of_page(pairs, NAMES_PER_ANSWER_MAX);
+            return self.begin(Task::List { requester, after, lost });
         }
         let body =
             if lost { Reply::Lost { names: gone, more } } else { Reply::Names { names, damaged, more } };
@@ -749,12 +727,9 @@ impl EtcdDirectory {
 
     /// Returns the ended incarnations among the incarnations that were read together with names.
     pub(super) fn endings(&mut self, stored: &Stored) -> BTreeMap<NodeIncarnation, Loss> {
-        let prefix = self.keys.homes();
-        let homes = stored.read.get(1).map(Vec::as_slice).unwrap_or_default();
         let mut endings = BTreeMap::new();
-        for pair in homes {
-            let incarnation = pair.key.strip_prefix(&prefix).and_then(parse_incarnation);
-            if let Some(incarnation) = incarnation
+        for pair in stored.pairs(1) {
+            if let Some(incarnation) = self.keys.incarnation_of(&pair.key)
                 && let Some(loss) = self.ending_of(incarnation, Some(pair))
             {
                 endings.insert(incarnation, loss);
@@ -777,9 +752,9 @@ impl EtcdDirectory {
     /// Returns the first number above all known permanent nodes. Used because the written number may have been edited,
     /// removed or restored.
     fn first_unused_number(&self, stored: &Stored) -> u32 {
-        let (homes, places) = (self.keys.homes(), self.keys.places());
+        let places = self.keys.places();
         let recorded = stored.read.iter().skip(1).flatten().filter_map(|pair| {
-            let home = pair.key.strip_prefix(&homes).and_then(parse_incarnation).map(|home| home.node);
+            let home = self.keys.incarnation_of(&pair.key).map(|home| home.node);
             home.or_else(|| pair.key.strip_prefix(&places)?.parse().ok().map(NodeId))
         });
         let connected = self.paired.iter().map(|incarnation| incarnation.node).chain([self.me.node]);
@@ -805,11 +780,7 @@ impl EtcdDirectory {
 
     fn set_next_number(&self, next: u32, numbers: Option<&Pair>) -> Transaction {
         let key = self.keys.numbers();
-        let compare = match numbers {
-            Some(pair) => Compare::WrittenAt(key.clone(), pair.written_at),
-            None => Compare::Absent(key.clone()),
-        };
-        Transaction::when(vec![compare], vec![Step::Put(key, next.to_string())])
+        Transaction::when(vec![Compare::still(&key, numbers)], vec![Step::Put(key, next.to_string())])
     }
 
     /// Updates a record. If two nodes claim to be the home of a region, the claim with the higher epoch wins.
@@ -840,17 +811,13 @@ impl EtcdDirectory {
 
     fn write(&mut self, name: Box<str>, record: NameRecord, found: Option<&Pair>) {
         let key = self.keys.name(&name);
-        let compare = match found {
-            Some(pair) => Compare::WrittenAt(key.clone(), pair.written_at),
-            None => Compare::Absent(key.clone()),
-        };
-        let transaction = Transaction::when(vec![compare], vec![Step::Put(key, record.emit())]);
+        let transaction =
+            Transaction::when(vec![Compare::still(&key, found)], vec![Step::Put(key, record.emit())]);
         self.send(Task::Write { name, record }, transaction);
     }
 
-    pub(super) fn removal_of(&self, pair: &Pair) -> Transaction {
-        let compare = Compare::WrittenAt(pair.key.clone(), pair.written_at);
-        Transaction::when(vec![compare], vec![Step::Delete(pair.key.clone())])
+    pub(super) fn removal_of(pair: &Pair) -> Transaction {
+        Transaction::when(vec![Compare::unchanged(pair)], vec![Step::Delete(pair.key.clone())])
     }
 
     /// Removes names of ended incarnations, and all names of a node that has no key under a lease. A node with such a
@@ -861,8 +828,8 @@ impl EtcdDirectory {
         stored: &Stored,
     ) {
         let endings = self.endings(stored);
-        let pairs = stored.read.first().map(Vec::as_slice).unwrap_or_default();
-        let has_no_place = first(stored, 2).is_none();
+        let pairs = stored.pairs(0);
+        let has_no_place = stored.first(2).is_none();
         let is_over = |home: &NodeIncarnation| {
             endings.contains_key(home) || has_no_place && *home != self.me && !self.paired.contains(home)
         };
@@ -871,12 +838,9 @@ impl EtcdDirectory {
             record.is_some_and(|record| record.home.node == node && is_over(&record.home))
         };
         let lost: Vec<&Pair> = pairs.iter().filter(is_of_node).collect();
-        let last = pairs.last().filter(|_| pairs.len() >= SWEPT_AT_ONCE_MAX);
-        let last = last.and_then(|pair| pair.key.strip_prefix(&self.keys.names())).map(str::to_owned);
-        match last {
-            _ if !lost.is_empty() => {
-                let compare = |pair: &&Pair| Compare::WrittenAt(pair.key.clone(), pair.written_at);
-                let compares = lost.iter().map(compare).collect();
+        match self.last_of_page(pairs, SWEEP_NAMES_MAX) {
+            last if !lost.is_empty() => {
+                let compares = lost.iter().map(|pair| Compare::unchanged(pair)).collect();
                 let then = lost.iter().map(|pair| Step::Delete(pair.key.clone())).collect();
                 let task = Task::SweepPage { node, after, last, reply_to };
                 self.send(task, Transaction::when(compares, then));

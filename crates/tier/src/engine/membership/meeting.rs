@@ -21,7 +21,7 @@ use crate::engine::{Connection, Engine};
 use crate::hello::{BadHello, Hello};
 use crate::ids::{NodeId, NodeIncarnation};
 use crate::link::{self, Assembler};
-use crate::members::Parting;
+use crate::members::NodeLoss;
 use crate::message::{self, LossCause, Message, Notice};
 use crate::news::{News, Over};
 
@@ -324,7 +324,7 @@ impl Engine {
     pub(in crate::engine) fn handle_candidate_cut_off(&mut self, peer: PeerId, exited: bool) {
         let Some(incarnation) = self.membership.meeting.ended.remove(&peer) else { return };
         if exited {
-            self.end_incarnation(incarnation, Parting::now(LossCause::Exited, self.out.now_ns()));
+            self.end_incarnation(incarnation, NodeLoss::now(LossCause::Exited, self.out.now_ns()));
         }
         self.home_side().handle_reach_changed(incarnation);
     }

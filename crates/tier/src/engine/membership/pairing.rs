@@ -24,7 +24,7 @@ use crate::engine::Engine;
 use crate::engine::deferred::Unmapping;
 use crate::ids::{NodeId, NodeIncarnation, RegionId};
 use crate::layout::Extents;
-use crate::members::Parting;
+use crate::members::NodeLoss;
 use crate::message::{Loss, LossCause, Member, NodeState, Notice};
 
 /// Maximum nodes accepted from one report, more than any cluster has.
@@ -53,7 +53,7 @@ struct Pairing {
     address: String,
     is_up: bool,
     /// Time and cause of the last loss of contact; `None` while the connection is up, and before the first pairing.
-    lost: Option<Parting>,
+    lost: Option<NodeLoss>,
     /// Time in ns at which this node first found the incarnation disconnected; `None` while the connection is up.
     missed_ns: Option<u64>,
     /// Grace periods that must end before the last pairing is over.
@@ -172,11 +172,11 @@ impl Pairings {
     fn note_down(
         &mut self,
         incarnation: NodeIncarnation,
-        parting: Parting,
+        loss: NodeLoss,
         grace_periods: impl Iterator<Item = Token>,
     ) {
         let pairing = self.by_incarnation.entry(incarnation).or_default();
-        (pairing.is_up, pairing.lost) = (false, Some(parting));
+        (pairing.is_up, pairing.lost) = (false, Some(loss));
         pairing.grace_periods.extend(grace_periods);
     }
 
@@ -292,7 +292,7 @@ impl Engine {
             }
         }
         for former in rivals {
-            self.end_incarnation(former, Parting::now(LossCause::Unreachable, self.out.now_ns()));
+            self.end_incarnation(former, NodeLoss::now(LossCause::Unreachable, self.out.now_ns()));
         }
         true
     }
@@ -492,8 +492,8 @@ impl Engine {
         if self.membership.members.is_alive(incarnation) {
             self.membership.pairings.note_reported_ended(incarnation);
         } else if incarnation != self.out.incarnation() {
-            let unseen = Parting::now(LossCause::Unreachable, now_ns);
-            self.end_incarnation(incarnation, loss.map_or(unseen, |loss| Parting::of(loss, now_ns)));
+            let unseen = NodeLoss::now(LossCause::Unreachable, now_ns);
+            self.end_incarnation(incarnation, loss.map_or(unseen, |loss| NodeLoss::from_age(loss, now_ns)));
         }
     }
 
@@ -727,15 +727,14 @@ impl Engine {
     // The end of a pairing, and of an incarnation.
 
     /// Ends the pairing with a peer, and fails the operations that need it.
-    pub(in crate::engine) fn lose(&mut self, peer: PeerId, state: NodeState, mut parting: Parting) {
+    pub(in crate::engine) fn lose(&mut self, peer: PeerId, state: NodeState, mut loss: NodeLoss) {
         // A node is unreachable since it was last heard: users compare this time with that of a fault.
         if let Some(known) = self.membership.members.peer_mut(peer)
-            && parting.cause == LossCause::Unreachable
+            && loss.cause == LossCause::Unreachable
         {
-            parting = Parting::now(parting.cause, known.heard_ns);
+            loss = NodeLoss::now(loss.cause, known.heard_ns);
         }
-        let Some(incarnation) = self.membership.members.remove(peer, state, parting, self.out.now_ns())
-        else {
+        let Some(incarnation) = self.membership.members.remove(peer, state, loss, self.out.now_ns()) else {
             return;
         };
         // Replies of a leaving node to calls still count, and its connection ends by itself.
@@ -751,7 +750,7 @@ impl Engine {
             self.out.push(Effect::Quiesce(quiesce));
         }
         // Includes grace periods of regions that were dropped earlier without the peer's knowledge.
-        self.membership.pairings.note_down(incarnation, parting, self.mapper.grace_periods());
+        self.membership.pairings.note_down(incarnation, loss, self.mapper.grace_periods());
         self.out.end_serving_all_of(incarnation);
         self.owner.forget_requests_of(incarnation);
         self.membership.draining.note(incarnation, false);
@@ -763,7 +762,7 @@ impl Engine {
         self.fail_requests_to(incarnation);
         self.home_side().request_evidence_for_stalled(incarnation);
         if self.membership.pairings.check(incarnation, |pairing| pairing.is_reported_ended) {
-            self.end_incarnation(incarnation, parting);
+            self.end_incarnation(incarnation, loss);
         }
         if state != NodeState::Left {
             self.report_loss(incarnation);
@@ -787,15 +786,15 @@ impl Engine {
             .peer_of(incarnation.node)
             .filter(|(_, known)| known.incarnation == incarnation)
         {
-            self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, self.out.now_ns()));
+            self.lose(peer, NodeState::Unreachable, NodeLoss::now(LossCause::Unreachable, self.out.now_ns()));
             self.out.push(Effect::Disconnect(peer));
         }
     }
 
     /// Records that an incarnation has ended, and releases everything held for it.
-    pub(in crate::engine) fn end_incarnation(&mut self, incarnation: NodeIncarnation, parting: Parting) {
+    pub(in crate::engine) fn end_incarnation(&mut self, incarnation: NodeIncarnation, loss: NodeLoss) {
         let is_news = !self.membership.pairings.has_ended(incarnation);
-        let parting = self.earliest_parting(incarnation, parting);
+        let loss = self.earliest_loss(incarnation, loss);
         let was_known = self.membership.pairings.end(incarnation);
         self.home_side().note_announced(incarnation);
         self.drop_waiting_of(incarnation);
@@ -808,17 +807,17 @@ impl Engine {
                 self.home_side().request_evidence_for_all(incarnation);
             }
             if is_news && self.directory.seat() == self.out.incarnation().node {
-                self.announce_end(incarnation, parting);
+                self.announce_end(incarnation, loss);
             }
             return;
         }
-        let state = if parting.cause == LossCause::Left { NodeState::Left } else { NodeState::Dead };
-        self.membership.members.end(incarnation, state, parting);
+        let state = if loss.cause == LossCause::Left { NodeState::Left } else { NodeState::Dead };
+        self.membership.members.end(incarnation, state, loss);
         self.mapper.handle_ended(incarnation);
         self.commands.forget_lost_replies_of(incarnation);
         self.complete_deferred();
-        self.tell_directory(DirectoryEvent::Ended { incarnation, parting });
-        self.announce_end(incarnation, parting);
+        self.tell_directory(DirectoryEvent::Ended { incarnation, loss });
+        self.announce_end(incarnation, loss);
         self.owner_side().start_sweep(incarnation);
         self.home_side().request_evidence_for_all(incarnation);
         self.home_side().reconsider_commands_after_end(incarnation);
@@ -830,12 +829,12 @@ impl Engine {
     /// Returns the earliest known cause and time of the end of an incarnation, if no node witnessed the end. The
     /// incarnation may have ended when this node or the reporting node lost contact with it, before another incarnation
     /// claimed its number.
-    fn earliest_parting(&self, incarnation: NodeIncarnation, parting: Parting) -> Parting {
+    fn earliest_loss(&self, incarnation: NodeIncarnation, loss: NodeLoss) -> NodeLoss {
         let pairing = self.membership.pairings.by_incarnation.get(&incarnation);
         let lost = pairing.and_then(|pairing| pairing.lost);
-        let lost = lost.or_else(|| self.membership.members.parting_of(incarnation));
-        let before = lost.filter(|lost| lost.at_ns < parting.at_ns);
-        if parting.cause == LossCause::Unreachable { before.unwrap_or(parting) } else { parting }
+        let lost = lost.or_else(|| self.membership.members.loss_of(incarnation));
+        let before = lost.filter(|lost| lost.at_ns < loss.at_ns);
+        if loss.cause == LossCause::Unreachable { before.unwrap_or(loss) } else { loss }
     }
 
     /// Reports a loss to the directory, which may have restarted and could not forget an unknown incarnation.
@@ -857,7 +856,7 @@ impl Engine {
 
     /// Announces the end of an incarnation: the directory tells all nodes, and a witness of the end tells the
     /// directory.
-    fn announce_end(&mut self, incarnation: NodeIncarnation, parting: Parting) {
+    fn announce_end(&mut self, incarnation: NodeIncarnation, loss: NodeLoss) {
         let seat = self.directory.seat();
         if seat == self.out.incarnation().node {
             self.cx().notify_all(&Notice::Known {
@@ -865,7 +864,7 @@ impl Engine {
                 unreachable: Vec::new(),
                 ended: vec![incarnation],
             });
-        } else if parting.cause != LossCause::Unreachable {
+        } else if loss.cause != LossCause::Unreachable {
             let described = self.membership.members.described(self.out.now_ns());
             let witnessed = described.filter(|member| member.incarnation == incarnation);
             // The directory has the address.
