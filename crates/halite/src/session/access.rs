@@ -145,7 +145,7 @@ impl Accesses for Writes<'_, '_> {
     }
 }
 
-/// Cause that ended an access. `maybe_done` is true if the part in progress may have been done.
+/// The cause that ended an access. `maybe_done` is true if the part in progress may have taken effect.
 #[derive(Debug)]
 pub(crate) struct Stopped {
     pub(crate) cause: AccessCause,
@@ -310,10 +310,12 @@ impl Inner {
         reached: DirectResult,
     ) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
-        self.make(&mut Reads { inner: self, priority, ops: &mut ops[..own] }, reached).await?;
+        self.execute(&mut Reads { inner: self, priority, ops: &mut ops[..own] }, reached).await?;
         match ops.get(own) {
             None => Ok(()),
-            Some(ReadOp { lh, offset, into }) => Err(self.foreign("read", own, *lh, *offset, into.len())),
+            Some(ReadOp { lh, offset, into }) => {
+                Err(self.foreign_handle("read", own, *lh, *offset, into.len()))
+            }
         }
     }
 
@@ -325,10 +327,12 @@ impl Inner {
         reached: DirectResult,
     ) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
-        self.make(&mut Writes { inner: self, priority, ops: &ops[..own] }, reached).await?;
+        self.execute(&mut Writes { inner: self, priority, ops: &ops[..own] }, reached).await?;
         match ops.get(own) {
             None => Ok(()),
-            Some(WriteOp { lh, offset, from }) => Err(self.foreign("write", own, *lh, *offset, from.len())),
+            Some(WriteOp { lh, offset, from }) => {
+                Err(self.foreign_handle("write", own, *lh, *offset, from.len()))
+            }
         }
     }
 
@@ -343,8 +347,9 @@ impl Inner {
         landed.map_err(|failed| self.batch_error(access, failed).source)
     }
 
-    /// Executes accesses. `reached` is the result of the first one by loads and stores; `Ok(0)` if there was no attempt.
-    pub(crate) async fn make<A: Accesses>(
+    /// Executes accesses. `reached` is the result of the first access by loads and stores; `Ok(0)` if there was no
+    /// attempt.
+    pub(crate) async fn execute<A: Accesses>(
         &self,
         accesses: &mut A,
         reached: DirectResult,
@@ -352,19 +357,26 @@ impl Inner {
         if accesses.count() == 0 {
             return Ok(());
         }
-        let carried = match self.driver.post_single(accesses, &reached, true) {
+        let executed = match self.driver.post_single(accesses, &reached, true) {
             Some(mut single) => {
                 let ended = single.ended().await;
                 self.driver.land_single(accesses, &single, ended)
             }
             None => self.driver.run_transfer(accesses, Cursor { index: 0, done: reached.unwrap_or(0) }).await,
         };
-        carried.map_err(|failed| self.batch_error(accesses, failed))
+        executed.map_err(|failed| self.batch_error(accesses, failed))
     }
 
     #[cold]
-    fn foreign(&self, operation: &'static str, index: usize, lh: Lh, offset: u64, len: usize) -> BatchError {
-        let source = self.access_error(operation, lh, offset, len as u64, self.not_owned());
+    fn foreign_handle(
+        &self,
+        operation: &'static str,
+        index: usize,
+        lh: Lh,
+        offset: u64,
+        len: usize,
+    ) -> BatchError {
+        let source = self.access_error(operation, lh, offset, len as u64, self.unowned_cause());
         BatchError { index, source, later: false }
     }
 
@@ -372,27 +384,27 @@ impl Inner {
     fn batch_error<A: Accesses>(&self, accesses: &A, failed: Failed) -> BatchError {
         let Failed { index, stop, partly, later } = failed;
         let ((lh, offset), len) = (accesses.place(index), accesses.len(index) as u64);
-        let Stopped { cause, maybe_done } = self.stopped(stop, offset, len);
+        let Stopped { cause, maybe_done } = self.cause_of_stop(stop, offset, len);
         let source = self.access_error(accesses.operation(), lh, offset, len, cause);
         BatchError { index, source: AccessError { partly: partly || maybe_done, ..source }, later }
     }
 
     /// Converts the reason why an access of `len` bytes from `offset` stopped into the error's cause.
-    pub(crate) fn stopped(&self, stop: Stop, offset: u64, len: u64) -> Stopped {
+    pub(crate) fn cause_of_stop(&self, stop: Stop, offset: u64, len: u64) -> Stopped {
         match stop {
             Stop::Blocked(blocked) => self.cause_of(blocked, offset, len).into(),
-            Stop::Status(peer, status) => self.stopped_by(peer, status),
+            Stop::Status(peer, status) => self.cause_of_status(peer, status),
             Stop::Unreachable(peer) => self.cause_of_peer(peer).into(),
             Stop::NoStaging => AccessCause::NoStaging.into(),
-            Stop::Closed => self.closed().into(),
+            Stop::Closed => self.closed_cause().into(),
         }
     }
 
-    fn closed(&self) -> AccessCause {
+    fn closed_cause(&self) -> AccessCause {
         self.driver.closed_or_forked(AccessCause::NodeClosed(self.node), AccessCause::Forked)
     }
 
-    /// Checks rights and bounds of a whole access before any part of it is made.
+    /// Checks rights and bounds of a whole access, before any part of it is executed.
     pub(crate) async fn check(
         &self,
         operation: &'static str,
@@ -403,7 +415,7 @@ impl Inner {
     ) -> Result<(), AccessError> {
         let failed = |cause| self.access_error(operation, lh, offset, len, cause);
         if !self.owns(lh) {
-            return Err(failed(self.not_owned()));
+            return Err(failed(self.unowned_cause()));
         }
         loop {
             let seen = self.driver.shared.handle_changes.count();
@@ -418,23 +430,25 @@ impl Inner {
     /// Waits until a handle changes. Returns at once if a handle has changed since the count of changes was `seen`.
     pub(crate) async fn wait_for_change(&self, seen: u64, lh: Lh) -> Result<(), AccessCause> {
         if self.driver.is_closed() {
-            return Err(self.closed());
+            return Err(self.closed_cause());
         }
         self.driver.shared.handle_changes.wait_for(seen, lh.slot.index).await;
         Ok(())
     }
 
     /// Converts the status of a failed request into the error's cause.
-    pub(crate) fn stopped_by(&self, peer: PeerId, status: Status) -> Stopped {
+    pub(crate) fn cause_of_status(&self, peer: PeerId, status: Status) -> Stopped {
         let (cause, maybe_done) = match status {
             Status::Success => unreachable!("a successful request needs no error"),
             // The peer no longer knows the segment: it was released between the lookup and the copy.
             Status::RemoteAccess => (AccessCause::Stale, false),
             Status::Unmapped => (self.cause_of_unmapped(peer), false),
-            Status::Flushed if self.driver.is_closed() => (self.closed(), false),
+            Status::Flushed if self.driver.is_closed() => (self.closed_cause(), false),
             Status::Flushed => (self.cause_of_peer(peer), false),
-            // This node is closed, but other nodes may reach the peer, and observe what this node's access did.
-            Status::PeerGone | Status::RetryExceeded if self.driver.is_closed() => (self.closed(), true),
+            // This node is closed, but other nodes may reach the peer, and see the effect of this access.
+            Status::PeerGone | Status::RetryExceeded if self.driver.is_closed() => {
+                (self.closed_cause(), true)
+            }
             Status::PeerGone | Status::RetryExceeded => (self.cause_of_peer(peer), true),
         };
         Stopped { cause, maybe_done }
@@ -475,7 +489,7 @@ impl Inner {
     pub(crate) fn cause_of(&self, blocked: Blocked, offset: u64, len: u64) -> AccessCause {
         match blocked {
             Blocked::Unknown => AccessCause::UnknownHandle,
-            Blocked::Stale if self.driver.is_closed() => self.closed(),
+            Blocked::Stale if self.driver.is_closed() => self.closed_cause(),
             Blocked::Stale => AccessCause::Stale,
             Blocked::Denied(missing) => AccessCause::PermissionDenied { missing },
             Blocked::Sealed => AccessCause::Sealed,
@@ -506,12 +520,12 @@ impl Inner {
     pub(crate) fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         let failed = |cause| self.access_error("len", lh, 0, 0, cause);
         if !self.owns(lh) {
-            return Err(failed(self.not_owned()));
+            return Err(failed(self.unowned_cause()));
         }
         loop {
             match self.path.len(self.id, lh.slot) {
                 Ok(len) => return Ok(len),
-                // The length is the same before and after any change.
+                // A change does not affect the length.
                 Err(Blocked::Changing) => {
                     let own = |mapping: &Mapping| (mapping.session == self.id).then(|| mapping.view.len());
                     match self.path.slots().inspect(lh.slot.index, own) {

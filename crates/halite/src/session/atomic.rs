@@ -10,7 +10,7 @@ use halite_tier::access::{Atomic, Blocked, SlotRef, WORD_BYTES};
 use halite_tier::permissions::Permissions;
 
 use crate::blocking;
-use crate::driver::transfer::{DirectResult, Kind, Transfer, peer_of};
+use crate::driver::transfer::{Kind, Transfer, peer_of};
 use crate::error::{AccessError, BatchError};
 use crate::posted::Cursor;
 use crate::runtime::lanes;
@@ -126,7 +126,7 @@ impl blocking::Session {
         atomic: Atomic,
         peer: Option<PeerId>,
     ) -> Result<u64, AccessError> {
-        self.block_on(session.inner.atomic(lh, offset, atomic, Err(peer)))
+        self.block_on(session.inner.atomic(lh, offset, atomic, peer))
     }
 }
 
@@ -152,31 +152,31 @@ impl Inner {
     /// Changes a word for a task; [`Inner::read_all`] explains why the slower path is boxed.
     #[inline]
     async fn change(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
-        let reached = match self.atomic_now(lh, offset, atomic) {
+        let peer = match self.atomic_now(lh, offset, atomic) {
             Ok(old) => return Ok(old),
-            Err(peer) => Err(peer),
+            Err(peer) => peer,
         };
         let mut change = AtomicAccess { inner: self, lh, offset, atomic, old: 0 };
-        if let Some(mut single) = self.driver.post_single(&change, &reached, true) {
+        if let Some(mut single) = self.driver.post_single(&change, &Err(peer), true) {
             let ended = single.ended().await;
             return self.land_single(&mut change, &single, ended).map(|()| change.old);
         }
-        Box::pin(self.atomic(lh, offset, atomic, reached)).await
+        Box::pin(self.atomic(lh, offset, atomic, peer)).await
     }
 
-    /// Changes a word, and waits if necessary. `reached` is the result of [`Inner::atomic_now`].
+    /// Changes a word, and waits if necessary. `peer` is the error of [`Inner::atomic_now`].
     pub(crate) async fn atomic(
         &self,
         lh: Lh,
         offset: u64,
         atomic: Atomic,
-        reached: DirectResult,
+        peer: Option<PeerId>,
     ) -> Result<u64, AccessError> {
         if !self.owns(lh) {
-            return Err(self.access_error(name(atomic), lh, offset, WORD_BYTES, self.not_owned()));
+            return Err(self.access_error(name(atomic), lh, offset, WORD_BYTES, self.unowned_cause()));
         }
         let mut change = AtomicAccess { inner: self, lh, offset, atomic, old: 0 };
-        self.make(&mut change, reached).await.map_err(|error| error.source)?;
+        self.execute(&mut change, Err(peer)).await.map_err(|error| error.source)?;
         Ok(change.old)
     }
 }

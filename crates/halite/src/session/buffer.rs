@@ -8,9 +8,9 @@ use crate::error::RegionError;
 use crate::session::attached::buffers::SharedBuffer;
 use crate::session::{Kind, Session};
 
-/// Memory of the application from which and into which a session copies bytes without a detour.
+/// Memory of the application for long reads and writes without an intermediate copy.
 ///
-/// A buffer is used as any slice. If a thread reads or writes a region with bytes of a buffer of the same attached
+/// A buffer is a slice of bytes. If a thread reads or writes a region with bytes of a buffer of the same attached
 /// session ([`blocking::Session::read`], [`blocking::Session::write`]), the node copies between the region and the
 /// buffer; with other memory it copies into memory that it shares with the session, and the session copies from there.
 /// Tasks, sessions of low priority, and regions on other hosts gain nothing from a buffer. In a session of this

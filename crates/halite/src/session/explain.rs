@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use halite_fabric::{Atomics, Capabilities, Path, PeerId};
 use halite_tier::access::Place;
-use halite_tier::effect::Command;
+use halite_tier::effect::{Command, Outcome};
 use halite_tier::engine::KnownPeer;
 use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::mapper::Known;
@@ -257,7 +257,7 @@ pub struct QosExplained {
     pub limits_bytes_per_s: [Option<u64>; 2],
 }
 
-/// What the node of this session currently knows about another node.
+/// Current knowledge of a session's node about another node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PeerSeen {
     /// Address at which other hosts dial the other node; `None` if they cannot dial it.
@@ -371,17 +371,10 @@ impl Session {
         // The directory knows nodes to which this one was never connected.
         let asked = CommandFuture::new(&session.inner, Command::Status).await;
         let statuses = match asked.map_err(|error| failed(error.into()))? {
-            halite_tier::effect::Outcome::Status(statuses) => statuses,
+            Outcome::Status(statuses) => statuses,
             _ => unreachable!("the command returns a status"),
         };
-        let mut cut_off_at = Vec::new();
-        let owners =
-            statuses.iter().filter(|status| status.state == NodeState::Alive && status.bytes_total > 0);
-        for owner in owners.map(|status| status.node) {
-            if self.reach(node, owner).await.is_ok_and(|reach| reach.is_cut_off) {
-                cut_off_at.push(owner.0);
-            }
-        }
+        let cut_off_at = self.cut_off_at(node, &statuses).await;
         let driver = &session.inner.driver;
         let now = driver.now_ns();
         let (found, is_self) = driver.look(|runner| {
@@ -422,6 +415,19 @@ impl Session {
             qos: session.explain_qos(),
             reason: peer_reason(&known, is_self, trouble),
         })
+    }
+
+    /// Returns the owners that report a node as cut off.
+    async fn cut_off_at(&self, node: NodeId, statuses: &[NodeStatus]) -> Vec<u32> {
+        let mut cut_off_at = Vec::new();
+        let owners =
+            statuses.iter().filter(|status| status.state == NodeState::Alive && status.bytes_total > 0);
+        for owner in owners.map(|status| status.node) {
+            if self.reach(node, owner).await.is_ok_and(|reach| reach.is_cut_off) {
+                cut_off_at.push(owner.0);
+            }
+        }
+        cut_off_at
     }
 }
 
@@ -563,7 +569,7 @@ fn peer_reason(known: &KnownPeer, is_self: bool, trouble: Option<String>) -> Str
         (NodeState::Unconnected, None) => {
             format!("alive in the directory; the nodes connect on first use{trouble}")
         }
-        (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss, &trouble),
+        (NodeState::Unreachable | NodeState::Dead, None) => loss_reason(known.loss, &trouble),
         (NodeState::Left, None) => "the node left the cluster".to_owned(),
     };
     match known.is_zombie {
@@ -574,9 +580,9 @@ fn peer_reason(known: &KnownPeer, is_self: bool, trouble: Option<String>) -> Str
     }
 }
 
-/// Returns why a node was lost. `trouble` is what this host knows of its connection to the node, after a colon; empty if
-/// it knows nothing.
-fn reason_of_death(loss: Option<Loss>, trouble: &str) -> String {
+/// Returns the reason for the loss of a node. `trouble` is a colon and the problem of this host's connection to the node;
+/// empty if no problem is known.
+fn loss_reason(loss: Option<Loss>, trouble: &str) -> String {
     let Some(Loss { cause, age_ns }) = loss else {
         return format!("the node was killed, crashed, or was silent for longer than its lease{trouble}");
     };
@@ -690,44 +696,25 @@ impl From<Capabilities> for PeerCapabilities {
 
 impl From<Path> for PathExplained {
     fn from(path: Path) -> PathExplained {
-        let Path {
-            mtu_bytes,
-            sent,
-            repeated,
-            repeats_single,
-            kept,
-            timeouts,
-            trains_refused,
-            arrived,
-            duplicates,
-            window_packets,
-            congestion,
-            responder,
-            responder_reason,
-            ends: (from, to),
-            elsewhere,
-            is_known: _,
-        } = path;
-        let (refused_from, refused) = elsewhere.unzip();
-        let refused = refused.unwrap_or(0);
+        let (refused_from, refused) = path.elsewhere.unzip();
         PathExplained {
-            mtu_bytes,
-            sent,
-            repeated,
-            repeats_single,
-            kept,
-            timeouts,
-            trains_refused,
-            arrived,
-            duplicates,
-            window_packets,
-            congestion,
-            responder,
-            responder_reason,
-            from,
-            to,
+            mtu_bytes: path.mtu_bytes,
+            sent: path.sent,
+            repeated: path.repeated,
+            repeats_single: path.repeats_single,
+            kept: path.kept,
+            timeouts: path.timeouts,
+            trains_refused: path.trains_refused,
+            arrived: path.arrived,
+            duplicates: path.duplicates,
+            window_packets: path.window_packets,
+            congestion: path.congestion,
+            responder: path.responder,
+            responder_reason: path.responder_reason,
+            from: path.ends.0,
+            to: path.ends.1,
             refused_from,
-            refused,
+            refused: refused.unwrap_or(0),
         }
     }
 }
@@ -787,7 +774,7 @@ impl fmt::Display for PeerCapabilities {
             1 => "one lane".to_owned(),
             lanes => format!("{lanes} lanes"),
         };
-        // The lanes are queue pairs, or have no state at the responder: the path says which.
+        // The path says whether the lanes are queue pairs, or have no state at the responder.
         let shared = if self.provider == "roce" { ", which all sessions share" } else { "" };
         write!(f, "provider {}: {reach}; {atomics}; {lanes}{shared}; ", self.provider)?;
         write!(f, "sends of up to {sends} bytes; ")?;

@@ -96,7 +96,8 @@ pub struct Guard {
     lock: HeldLock,
     token: u64,
     recovered: bool,
-    is_over: bool,
+    /// True if dropping the guard does not release the lock.
+    is_disarmed: bool,
 }
 
 /// A lock that a session holds.
@@ -157,23 +158,25 @@ impl Guard {
                 let kept = session.inner.check_kept(named, Some(self.token));
                 kept.map_err(|cause| failed("keep", &named.name, cause))
             }
-            HeldLock::Remote { client, name } => client.block_on(check(client, name, Some(self.token))),
+            HeldLock::Remote { client, name } => {
+                client.block_on(check_remotely(client, name, Some(self.token)))
+            }
         }
     }
 
     /// Releases the lock, and waits until it is released.
     pub async fn unlock(mut self) -> Result<(), LockError> {
-        self.is_over = true;
+        self.is_disarmed = true;
         match &self.lock {
             HeldLock::Local { session, named } => session.inner.unlock(named, Some(self.token)).await,
-            HeldLock::Remote { client, name } => release(client, name, Some(self.token)).await,
+            HeldLock::Remote { client, name } => release_remotely(client, name, Some(self.token)).await,
         }
     }
 
     /// Keeps the lock after the guard is gone, until [`Session::unlock`] or the end of the session. Returns the fencing
     /// token.
     pub fn keep(mut self) -> u64 {
-        self.is_over = true;
+        self.is_disarmed = true;
         self.token
     }
 }
@@ -181,7 +184,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         match &self.lock {
-            _ if self.is_over => {}
+            _ if self.is_disarmed => {}
             HeldLock::Remote { client, name } => {
                 client.tell(&Request::Unlock { name, token: Some(self.token) })
             }
@@ -210,30 +213,29 @@ impl Session {
     /// Waits as long as other sessions hold the lock, but fails with [`LockCause::HeldBySilent`] within three leases if
     /// a holder's node is silent and cannot be cut off.
     pub async fn lock(&self, name: &str) -> Result<Guard, LockError> {
-        let session = embedded!(self, client => take(client, name, Wait::Forever).await);
-        Attempt::begin(session, name)?.taken(true).await
+        let session = embedded!(self, client => take_remotely(client, name, Wait::Forever).await);
+        Attempt::begin(session, name)?.take(true).await
     }
 
     /// Takes a lock if it is free; otherwise fails with [`LockCause::Held`].
     pub async fn try_lock(&self, name: &str) -> Result<Guard, LockError> {
-        let session = embedded!(self, client => take(client, name, Wait::No).await);
-        Attempt::begin(session, name)?.taken(false).await
+        let session = embedded!(self, client => take_remotely(client, name, Wait::No).await);
+        Attempt::begin(session, name)?.take(false).await
     }
 
     /// Takes a lock, or fails with [`LockCause::Timeout`] after `timeout`.
     pub async fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
-        let session = embedded!(self, client => take(client, name, Wait::For(timeout)).await);
+        let session = embedded!(self, client => take_remotely(client, name, Wait::For(timeout)).await);
         let driver = &session.inner.driver;
         let taken = driver.within(timeout, self.lock(name)).await;
-        // A node that leaves fires all timers.
-        let late = || {
-            if driver.is_closed() {
-                LockCause::Region(session.inner.closed_region())
-            } else {
-                LockCause::Timeout
-            }
-        };
-        taken.unwrap_or_else(|| Err(failed("take", name, late())))
+        taken.unwrap_or_else(|| {
+            // A node that leaves fires all timers.
+            let cause = match driver.is_closed() {
+                true => LockCause::Region(session.inner.closed_region_cause()),
+                false => LockCause::Timeout,
+            };
+            Err(failed("take", name, cause))
+        })
     }
 
     /// Checks, as [`Guard::check`] does, a lock that this session holds by a guard or has [kept](Guard::keep).
@@ -244,8 +246,8 @@ impl Session {
     /// Checks a lock as [`Session::check_lock`] does. With a `token`, checks that the guard with this token holds the
     /// lock.
     pub(crate) fn check_token(&self, name: &str, token: Option<u64>) -> Result<(), LockError> {
-        let session = embedded!(self, client => client.block_on(check(client, name, token)));
-        let kept = session.inner.named(name).and_then(|named| session.inner.check_kept(&named, token));
+        let session = embedded!(self, client => client.block_on(check_remotely(client, name, token)));
+        let kept = session.inner.named_lock(name).and_then(|named| session.inner.check_kept(&named, token));
         kept.map_err(|cause| failed("keep", name, cause))
     }
 
@@ -257,8 +259,8 @@ impl Session {
     /// Releases a lock as [`Session::unlock`] does. With a `token`, releases it only if the guard with this token holds
     /// it.
     pub(crate) async fn unlock_token(&self, name: &str, token: Option<u64>) -> Result<(), LockError> {
-        let session = embedded!(self, client => release(client, name, token).await);
-        let named = session.inner.named(name).map_err(|cause| failed("release", name, cause))?;
+        let session = embedded!(self, client => release_remotely(client, name, token).await);
+        let named = session.inner.named_lock(name).map_err(|cause| failed("release", name, cause))?;
         session.inner.unlock(&named, token).await
     }
 
@@ -269,7 +271,7 @@ impl Session {
         let session = embedded!(self, client => {
             client.ask(&Request::CreateLock { name, everyone }, |gone| failed(gone.into())).await
         });
-        let named = session.inner.named(name).map_err(failed)?;
+        let named = session.inner.named_lock(name).map_err(failed)?;
         let made = session.anchor(Service::Lock, name, everyone).await;
         lock(&named.state).lh = Some(made.map_err(|cause| failed(cause.into()))?);
         Ok(())
@@ -345,7 +347,7 @@ pub(crate) enum Wait {
 }
 
 /// Locks of attached sessions.
-async fn take(client: &Arc<Client>, name: &str, wait: Wait) -> Result<Guard, LockError> {
+async fn take_remotely(client: &Arc<Client>, name: &str, wait: Wait) -> Result<Guard, LockError> {
     let request = Request::Lock { name, wait };
     // A lock that is granted too late is released.
     let undo: Undo = Box::new(|reply| {
@@ -356,14 +358,14 @@ async fn take(client: &Arc<Client>, name: &str, wait: Wait) -> Result<Guard, Loc
     let taken = client.ask_with(&request, &[], Some(undo), |gone| failed("take", name, gone.into())).await?;
     let TakenLock { token, recovered, .. } = taken.value;
     let lock = HeldLock::Remote { client: client.clone(), name: name.into() };
-    Ok(Guard { lock, token, recovered, is_over: false })
+    Ok(Guard { lock, token, recovered, is_disarmed: false })
 }
 
-async fn check(client: &Client, name: &str, token: Option<u64>) -> Result<(), LockError> {
+async fn check_remotely(client: &Client, name: &str, token: Option<u64>) -> Result<(), LockError> {
     client.ask(&Request::CheckLock { name, token }, |gone| failed("keep", name, gone.into())).await
 }
 
-async fn release(client: &Client, name: &str, token: Option<u64>) -> Result<(), LockError> {
+async fn release_remotely(client: &Client, name: &str, token: Option<u64>) -> Result<(), LockError> {
     client.ask(&Request::Unlock { name, token }, |gone| failed("release", name, gone.into())).await
 }
 
@@ -392,7 +394,7 @@ impl Embedded {
     ) -> Result<Lh, RegionCause> {
         loop {
             let map = Command::Map { name: service.region_name(name), wanted };
-            match self.mapped(map).await {
+            match self.map_service(map).await {
                 Err(RegionCause::NotFound) => {}
                 other => return other,
             }
@@ -416,10 +418,10 @@ impl Embedded {
         name: &str,
         everyone: Permissions,
     ) -> Result<Lh, RegionCause> {
-        self.mapped(Command::Anchor { service, name: name.to_owned(), everyone }).await
+        self.map_service(Command::Anchor { service, name: name.to_owned(), everyone }).await
     }
 
-    async fn mapped(&self, command: Command) -> Result<Lh, RegionCause> {
+    async fn map_service(&self, command: Command) -> Result<Lh, RegionCause> {
         match CommandFuture::new(&self.inner, command).await.map_err(RegionCause::from)? {
             Outcome::Mapped { slot, .. } => Ok(Lh { slot, session: self.inner.tag }),
             _ => unreachable!("the command returns a handle"),
@@ -448,15 +450,16 @@ impl Drop for Master {
 pub(crate) struct Attempt {
     session: Embedded,
     named: Arc<NamedLock>,
-    is_over: bool,
+    /// True once the session holds the lock.
+    is_disarmed: bool,
 }
 
 impl Attempt {
     pub(crate) fn begin(session: &Embedded, name: &str) -> Result<Attempt, LockError> {
-        let begun = session.inner.named(name).and_then(|named| {
+        let begun = session.inner.named_lock(name).and_then(|named| {
             // A node that has left does not learn the outcome of earlier attempts.
             if session.inner.driver.is_closed() {
-                return Err(LockCause::Region(session.inner.closed_region()));
+                return Err(LockCause::Region(session.inner.closed_region_cause()));
             }
             let mut state = lock(&named.state);
             if state.usage != Usage::Idle {
@@ -464,7 +467,7 @@ impl Attempt {
             }
             state.usage = Usage::Busy;
             drop(state);
-            Ok(Attempt { session: session.clone(), named, is_over: false })
+            Ok(Attempt { session: session.clone(), named, is_disarmed: false })
         });
         begun.map_err(|cause| failed("take", name, cause))
     }
@@ -492,12 +495,12 @@ impl Attempt {
     }
 
     /// Takes the lock. If another session holds it, waits if `wait` is true, and fails otherwise.
-    pub(crate) async fn taken(mut self, wait: bool) -> Result<Guard, LockError> {
-        let taken = self.take(wait).await;
+    pub(crate) async fn take(mut self, wait: bool) -> Result<Guard, LockError> {
+        let taken = self.acquire(wait).await;
         taken.map_err(|cause| failed("take", &self.named.name, cause))
     }
 
-    async fn take(&mut self, wait: bool) -> Result<Guard, LockCause> {
+    async fn acquire(&mut self, wait: bool) -> Result<Guard, LockCause> {
         loop {
             if let Some(guard) = self.take_free() {
                 return Ok(guard);
@@ -510,12 +513,10 @@ impl Attempt {
                     *lock(&self.named.state).lh.insert(lh)
                 }
             };
-            let ask = Command::Lock {
-                slot: lh.slot,
-                wait,
-                base_ns: self.session.inner.driver.env().since_1970_ns(),
-            };
-            match CommandFuture::new(&self.session.inner, ask).await {
+            let base_ns = self.session.inner.driver.env().since_1970_ns();
+            match CommandFuture::new(&self.session.inner, Command::Lock { slot: lh.slot, wait, base_ns })
+                .await
+            {
                 Ok(Outcome::Locked { token, recovered }) => return Ok(self.succeed(token, recovered)),
                 Ok(_) => unreachable!("the command returns a lock"),
                 // The lock was freed, or its home restarted, since it was opened.
@@ -538,15 +539,15 @@ impl Attempt {
     fn succeed(&mut self, token: u64, recovered: bool) -> Guard {
         let mut state = lock(&self.named.state);
         (state.usage, state.via_home) = (Usage::Held(token), false);
-        self.is_over = true;
+        self.is_disarmed = true;
         let lock = HeldLock::Local { session: self.session.clone(), named: self.named.clone() };
-        Guard { lock, token, recovered, is_over: false }
+        Guard { lock, token, recovered, is_disarmed: false }
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.is_disarmed {
             let mut state = lock(&self.named.state);
             (state.usage, state.via_home) = (Usage::Idle, true);
         }
@@ -554,7 +555,7 @@ impl Drop for Attempt {
 }
 
 impl Inner {
-    fn named(&self, name: &str) -> Result<Arc<NamedLock>, LockCause> {
+    fn named_lock(&self, name: &str) -> Result<Arc<NamedLock>, LockCause> {
         if self.driver.is_forked() {
             return Err(LockCause::Region(RegionCause::Forked));
         }
@@ -603,7 +604,7 @@ impl Inner {
     ) -> Result<Option<CommandFuture<'_>>, LockCause> {
         // A node that leaves has released all its locks.
         if self.driver.is_closed() {
-            return Err(LockCause::Region(self.closed_region()));
+            return Err(LockCause::Region(self.closed_region_cause()));
         }
         let mut state = lock(&named.state);
         let lh = match (state.usage, state.lh) {
@@ -621,7 +622,7 @@ impl Inner {
     /// Checks that this session still holds the lock; with a `token`, that the guard with this token still holds it.
     fn check_kept(&self, named: &NamedLock, token: Option<u64>) -> Result<(), LockCause> {
         if self.driver.is_closed() {
-            return Err(LockCause::Region(self.closed_region()));
+            return Err(LockCause::Region(self.closed_region_cause()));
         }
         let lh = match *lock(&named.state) {
             LockUse { usage: Usage::Held(held), lh: Some(lh), .. }
@@ -641,10 +642,10 @@ impl Inner {
         match self.path.atomic(self.id, lh.slot, STATE_OFFSET, release) {
             Ok(before) if before == holder.state() => Ok(None),
             Ok(before) if Holder::of_state(before) != Some(holder) => Err(LockCause::NotHeld),
-            _ => Ok(Some(CommandFuture::submit(
-                self,
-                Command::Unlock { slot: lh.slot, release: Release::Used },
-            ))),
+            _ => {
+                let unlock = Command::Unlock { slot: lh.slot, release: Release::Used };
+                Ok(Some(CommandFuture::submit(self, unlock)))
+            }
         }
     }
 
@@ -656,10 +657,8 @@ impl Inner {
         for named in lock(&self.locks.by_name).values() {
             let state = lock(&named.state);
             if let (Usage::Held(_), Some(lh)) = (state.usage, state.lh) {
-                drop(CommandFuture::submit(
-                    self,
-                    Command::Unlock { slot: lh.slot, release: Release::Abandoned },
-                ));
+                let unlock = Command::Unlock { slot: lh.slot, release: Release::Abandoned };
+                drop(CommandFuture::submit(self, unlock));
             }
         }
     }

@@ -1,8 +1,7 @@
 //! Memory operations: fill and copy, which run where the bytes are.
 //!
-//! The caller's own thread changes bytes that loads and stores reach. For other bytes, this module sends
-//! commands to the owner (`halite_tier::engine`), one after the other, until all parts are done. The data does not
-//! travel to the caller.
+//! The caller's own thread changes bytes that loads and stores reach. For other bytes, this module sends commands to the
+//! owner (`halite_tier::engine`), one after the other, until all parts are done. The data does not travel to the caller.
 
 use halite_tier::access::{Blocked, CopySide, DataPath, RegionOffset, Step};
 use halite_tier::effect::{Command, CommandError, Outcome};
@@ -67,7 +66,7 @@ impl blocking::Session {
         };
         let inner = &*session.inner;
         let mut fill = FillWork { at: region_offset(lh, offset), len, byte };
-        if inner.owns(lh) && inner.step_on(&mut fill).is_ok() {
+        if inner.owns(lh) && inner.run_now(&mut fill).is_ok() {
             return Ok(());
         }
         self.block_on(inner.finish_fill(fill, lh, offset, len))
@@ -88,7 +87,7 @@ impl blocking::Session {
         let inner = &*session.inner;
         let mut copy =
             CopyWork { to: region_offset(to, to_offset), from: region_offset(from, from_offset), len };
-        if inner.owns(to) && inner.owns(from) && inner.step_on(&mut copy).is_ok() {
+        if inner.owns(to) && inner.owns(from) && inner.run_now(&mut copy).is_ok() {
             return Ok(());
         }
         self.block_on(inner.finish_copy(copy, (to, to_offset), (from, from_offset), len))
@@ -99,7 +98,7 @@ fn region_offset(lh: Lh, offset: u64) -> RegionOffset {
     RegionOffset { slot: lh.slot, offset }
 }
 
-/// The remaining work of a memory operation.
+/// The remaining part of a memory operation.
 trait MemoryOperation {
     /// Returns the number of remaining bytes.
     fn len(&self) -> u64;
@@ -113,7 +112,7 @@ trait MemoryOperation {
     /// Returns the command to the owner, for bytes that loads and stores do not reach.
     fn command(&self) -> Command;
 
-    /// Moves the range past a completed part.
+    /// Removes a completed part from the range.
     fn advance(&mut self, step: Step);
 }
 
@@ -182,7 +181,7 @@ impl MemoryOperation for CopyWork {
     }
 }
 
-/// Cause of a failure. `side` is the region that failed; `partly` is true if a part of the operation may be done.
+/// A failed operation. `side` is the region that failed; `partly` is true if a part of the operation may be done.
 struct Failure {
     side: CopySide,
     cause: AccessCause,
@@ -191,13 +190,13 @@ struct Failure {
 
 impl Failure {
     #[cold]
-    fn of_fill(self, inner: &Inner, lh: Lh, offset: u64, len: u64) -> AccessError {
+    fn into_access_error(self, inner: &Inner, lh: Lh, offset: u64, len: u64) -> AccessError {
         let error = inner.access_error("fill", lh, offset, len, self.cause);
         AccessError { partly: self.partly, ..error }
     }
 
     #[cold]
-    fn of_copy(
+    fn into_copy_error(
         self,
         inner: &Inner,
         (to, to_offset): (Lh, u64),
@@ -213,8 +212,8 @@ impl Failure {
 impl Inner {
     /// Fills the rest of `len` bytes; waits for owners and for changes of the region.
     async fn finish_fill(&self, fill: FillWork, lh: Lh, offset: u64, len: u64) -> Result<(), AccessError> {
-        let filled = self.execute(fill, &[(CopySide::Target, lh)], len).await;
-        filled.map_err(|failure| failure.of_fill(self, lh, offset, len))
+        let filled = self.run(fill, &[(CopySide::Target, lh)], len).await;
+        filled.map_err(|failure| failure.into_access_error(self, lh, offset, len))
     }
 
     /// Copies the rest of `len` bytes; waits for owners and for changes of the regions.
@@ -225,12 +224,12 @@ impl Inner {
         from: (Lh, u64),
         len: u64,
     ) -> Result<(), CopyError> {
-        let copied = self.execute(copy, &[(CopySide::Source, from.0), (CopySide::Target, to.0)], len).await;
-        copied.map_err(|failure| failure.of_copy(self, to, from, len))
+        let copied = self.run(copy, &[(CopySide::Source, from.0), (CopySide::Target, to.0)], len).await;
+        copied.map_err(|failure| failure.into_copy_error(self, to, from, len))
     }
 
     /// Executes the rest of an operation on `whole` bytes.
-    async fn execute<B: MemoryOperation>(
+    async fn run<B: MemoryOperation>(
         &self,
         mut operation: B,
         handles: &[(CopySide, Lh)],
@@ -238,7 +237,7 @@ impl Inner {
     ) -> Result<(), Failure> {
         let operation = &mut operation;
         if let Some((side, _)) = handles.iter().find(|(_, lh)| !self.owns(*lh)) {
-            return Err(Failure { side: *side, cause: self.not_owned(), partly: false });
+            return Err(Failure { side: *side, cause: self.unowned_cause(), partly: false });
         }
         loop {
             // Read before the attempt, so that no change during it is missed.
@@ -249,14 +248,14 @@ impl Inner {
                     if operation.len() == 0 {
                         return Ok(());
                     }
-                    // Other tasks of this thread may wait.
+                    // Lets other tasks of this thread run.
                     yield_now().await;
                     continue;
                 }
                 Err((_, Blocked::Post { .. })) => match self.command_step(operation).await {
                     Ok(()) if operation.len() == 0 => return Ok(()),
                     Ok(()) => continue,
-                    Err(error) => self.stop_of(error),
+                    Err(error) => self.stop_for(error),
                 },
                 Err((side, blocked)) => Stop::Access(side, blocked),
             };
@@ -276,8 +275,8 @@ impl Inner {
         }
     }
 
-    /// Executes the parts that need no waiting.
-    fn step_on<B: MemoryOperation>(&self, operation: &mut B) -> Result<(), (CopySide, Blocked)> {
+    /// Executes all parts by loads and stores. Fails at the first part that cannot be executed without waiting.
+    fn run_now<B: MemoryOperation>(&self, operation: &mut B) -> Result<(), (CopySide, Blocked)> {
         loop {
             let step = operation.step(&self.path, self.id)?;
             operation.advance(step);
@@ -296,7 +295,7 @@ impl Inner {
     }
 
     #[cold]
-    fn stop_of(&self, error: CommandError) -> Stop {
+    fn stop_for(&self, error: CommandError) -> Stop {
         match error {
             CommandError::Access { side, blocked } => Stop::Access(side, blocked),
             CommandError::Broken { side, refusal } => Stop::Partly(side, self.cause_of_refusal(refusal)),

@@ -414,7 +414,7 @@ impl Session {
             op
         });
         let mut ops: Vec<_> = ops.collect();
-        self.read_batch(&mut ops).await.map_err(|error| of_vector(error, offset, len))
+        self.read_batch(&mut ops).await.map_err(|error| vectored_error(error, offset, len))
     }
 
     /// Writes several slices consecutively from `offset`. Writes nothing unless the whole range is writable.
@@ -428,7 +428,7 @@ impl Session {
             op
         });
         let ops: Vec<_> = ops.collect();
-        self.write_batch(&ops).await.map_err(|error| of_vector(error, offset, len))
+        self.write_batch(&ops).await.map_err(|error| vectored_error(error, offset, len))
     }
 
     /// Executes several reads, and stops at the first that fails. Posted reads are outstanding together.
@@ -481,7 +481,7 @@ impl Session {
 }
 
 /// Converts the error of consecutive accesses into the error of one access of `len` bytes from `offset`.
-fn of_vector(error: BatchError, offset: u64, len: u64) -> AccessError {
+fn vectored_error(error: BatchError, offset: u64, len: u64) -> AccessError {
     let BatchError { index, source, later } = error;
     AccessError { offset, len, partly: source.partly || index > 0 || later, ..source }
 }
@@ -495,13 +495,13 @@ impl Inner {
 
     /// Returns the cause of an operation's failure on a closed node.
     #[cold]
-    pub(crate) fn closed_region(&self) -> RegionCause {
+    pub(crate) fn closed_region_cause(&self) -> RegionCause {
         self.driver.closed_or_forked(RegionCause::NodeClosed(self.node), RegionCause::Forked)
     }
 
     /// Returns the cause of an access's failure if this session does not own the handle.
     #[cold]
-    pub(crate) fn not_owned(&self) -> AccessCause {
+    pub(crate) fn unowned_cause(&self) -> AccessCause {
         self.driver.closed_or_forked(AccessCause::ForeignHandle, AccessCause::Forked)
     }
 

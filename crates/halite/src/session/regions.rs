@@ -26,7 +26,7 @@ use crate::session::{
 
 /// Evaluates to the [`Embedded`] session, or returns the answer of an attached session's node. The object names the
 /// region in errors that do not come from the node.
-macro_rules! asking {
+macro_rules! ask_node {
     ($session:expr, $operation:expr, $object:expr, $request:expr) => {
         embedded!($session, client => {
             client.ask(&$request, |gone| $object.failed($operation, gone.into())).await
@@ -137,7 +137,7 @@ impl Session {
         let name = name.map(str::to_owned);
         let AllocOptions { placement, everyone, populate } = options;
         let command = Command::Alloc { name, len, chunk_bytes, placement, everyone, populate };
-        session.handle("alloc", object, command).await
+        session.command_for_handle("alloc", object, command).await
     }
 
     /// Maps a region by name, with the permissions `wanted`.
@@ -152,26 +152,26 @@ impl Session {
         });
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("map", cause))?;
-        session.handle("map", object, Command::Map { name: name.to_owned(), wanted }).await
+        session.command_for_handle("map", object, Command::Map { name: name.to_owned(), wanted }).await
     }
 
     /// Unmaps a region; the handle is then invalid.
     pub async fn unmap(&self, lh: Lh) -> Result<(), RegionError> {
-        let session = asking!(self, "unmap", Object::Slot(lh), Request::Unmap(lh));
+        let session = ask_node!(self, "unmap", Object::Slot(lh), Request::Unmap(lh));
         session.check_handle("unmap", lh)?;
-        session.done("unmap", lh, Command::Unmap(lh.slot)).await
+        session.command_on("unmap", lh, Command::Unmap(lh.slot)).await
     }
 
     /// Frees the region and its memory, for all sessions that map it. Needs a handle with [`Permissions::MASTER`], as
     /// all operations that change a region do.
     pub async fn free(&self, lh: Lh) -> Result<(), RegionError> {
-        let session = asking!(self, "free", Object::Slot(lh), Request::Free(lh));
+        let session = ask_node!(self, "free", Object::Slot(lh), Request::Free(lh));
         session.region_command("free", lh, RegionCommand::Free).await
     }
 
     /// Grants permissions to `who`. Needs [`Permissions::MASTER`].
     pub async fn grant(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
-        let session = asking!(self, "grant", Object::Slot(lh), Request::Grant { lh, who, permissions });
+        let session = ask_node!(self, "grant", Object::Slot(lh), Request::Grant { lh, who, permissions });
         let who = session.grantee("grant", lh, who)?;
         session.region_command("grant", lh, RegionCommand::Grant { who, permissions }).await
     }
@@ -179,7 +179,7 @@ impl Session {
     /// Revokes permissions of `who`. When this returns, no access that needed the revoked permissions is in progress.
     /// Needs [`Permissions::MASTER`].
     pub async fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
-        let session = asking!(self, "revoke", Object::Slot(lh), Request::Revoke { lh, who, permissions });
+        let session = ask_node!(self, "revoke", Object::Slot(lh), Request::Revoke { lh, who, permissions });
         let who = session.grantee("revoke", lh, who)?;
         session.region_command("revoke", lh, RegionCommand::Revoke { who, permissions }).await
     }
@@ -191,7 +191,7 @@ impl Session {
 
     /// Makes the region immutable, permanently. Needs [`Permissions::MASTER`].
     pub async fn seal(&self, lh: Lh) -> Result<(), RegionError> {
-        let session = asking!(self, "seal", Object::Slot(lh), Request::Seal(lh));
+        let session = ask_node!(self, "seal", Object::Slot(lh), Request::Seal(lh));
         session.region_command("seal", lh, RegionCommand::Seal).await
     }
 
@@ -201,21 +201,21 @@ impl Session {
     /// A chunk is in one place at a time. If `node` ends during the move, the chunks that have moved are lost with it, and
     /// the move fails with [`RegionCause::PeerDown`]; [`RegionInfo::lost`] counts their bytes.
     pub async fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
-        let session = asking!(self, "move", Object::Slot(lh), Request::MoveTo { lh, node });
+        let session = ask_node!(self, "move", Object::Slot(lh), Request::MoveTo { lh, node });
         session.region_command("move", lh, RegionCommand::Move { to: node }).await
     }
 
     /// Names a region that has no name, so that other sessions find it only once it is ready. A named region remains
     /// after its last session unmaps it. Needs [`Permissions::MASTER`].
     pub async fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
-        let session = asking!(self, "name", Object::Slot(lh), Request::SetName { lh, name });
+        let session = ask_node!(self, "name", Object::Slot(lh), Request::SetName { lh, name });
         check_name(name).map_err(|cause| session.failed_on("name", lh, cause))?;
         session.region_command("name", lh, RegionCommand::SetName { name: name.to_owned() }).await
     }
 
     /// Returns a description of the region named `name`.
     pub async fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
-        let session = asking!(self, "stat", Object::Name(name), Request::Stat(name));
+        let session = ask_node!(self, "stat", Object::Name(name), Request::Stat(name));
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("stat", cause))?;
         match session.command("stat", object, Command::Stat(name.to_owned())).await? {
@@ -226,7 +226,7 @@ impl Session {
 
     /// Returns a description of the region behind a handle.
     pub async fn stat_handle(&self, lh: Lh) -> Result<RegionInfo, RegionError> {
-        let session = asking!(self, "stat", Object::Slot(lh), Request::StatHandle(lh));
+        let session = ask_node!(self, "stat", Object::Slot(lh), Request::StatHandle(lh));
         session.check_handle("stat", lh)?;
         let object = Object::Handle(session, lh);
         match session.command("stat", object, Command::StatHandle(lh.slot)).await? {
@@ -262,7 +262,7 @@ impl Session {
     ///
     /// [`Session::list_pages`] is faster for a whole list.
     pub async fn list_page(&self, after: Option<&str>) -> Result<ListedRegions, RegionError> {
-        let session = asking!(self, "list", Object::All("regions"), Request::ListPage(after));
+        let session = ask_node!(self, "list", Object::All("regions"), Request::ListPage(after));
         let command = Command::List { after: after.map(str::to_owned) };
         match session.command("list", Object::All("regions"), command).await? {
             Outcome::List { regions, unreachable, damaged, next } => {
@@ -286,7 +286,7 @@ impl Session {
     /// [`Session::forget_node`] removes it. Node 0 remembers the last 10,000 lost names, and forgets them when it
     /// restarts.
     pub async fn list_lost(&self) -> Result<Vec<LostRegion>, RegionError> {
-        let session = asking!(self, "list", Object::All("lost regions"), Request::ListLost);
+        let session = ask_node!(self, "list", Object::All("lost regions"), Request::ListLost);
         match session.command("list", Object::All("lost regions"), Command::ListLost).await? {
             Outcome::Lost(names) => Ok(names.into_iter().map(LostRegion::from).collect()),
             _ => unreachable!("the command returns a list"),
@@ -295,7 +295,7 @@ impl Session {
 
     /// Forgets the name of a lost region, as if the region had never existed. Needs no permission.
     pub async fn forget_name(&self, name: &str) -> Result<(), RegionError> {
-        let session = asking!(self, "forget", Object::Name(name), Request::ForgetName(name));
+        let session = ask_node!(self, "forget", Object::Name(name), Request::ForgetName(name));
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("forget", cause))?;
         session.command("forget", object, Command::ForgetName(name.to_owned())).await.map(|_| ())
@@ -304,7 +304,7 @@ impl Session {
     /// Forgets a dead node and all names that were lost with it. Fails with [`RegionCause::NodeLives`] if the node is
     /// alive.
     pub async fn forget_node(&self, node: NodeId) -> Result<(), RegionError> {
-        let session = asking!(self, "forget", Object::Node(node), Request::ForgetNode(node));
+        let session = ask_node!(self, "forget", Object::Node(node), Request::ForgetNode(node));
         session.command("forget", Object::Node(node), Command::ForgetNode(node)).await.map(|_| ())
     }
 
@@ -317,7 +317,7 @@ impl Session {
     /// lists regions that could not be moved, the node keeps them and continues as before, unless `destroy` is set:
     /// then the node leaves, and these regions are lost with it.
     pub async fn drain(&self, node: NodeId, within: Duration, destroy: bool) -> Result<Drained, RegionError> {
-        let session = asking!(self, "drain", Object::Node(node), Request::Drain { node, within, destroy });
+        let session = ask_node!(self, "drain", Object::Node(node), Request::Drain { node, within, destroy });
         let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let command = Command::Drain { node, within_ns, stays: !destroy };
         match session.command("drain", Object::Node(node), command).await? {
@@ -334,19 +334,12 @@ impl Session {
     /// cluster has its names under the same prefix. The caller may repeat the call: an interrupted move does not block
     /// the next one, and a completed move stays done.
     pub async fn move_names(&self, to: &EtcdAddress) -> Result<NamesMoved, RegionError> {
-        let object = Object::All("names");
         if to.has_password() {
-            let reason = "the address contains a password, which this node would send to all nodes; use password-file=FILE instead";
-            return Err(object.failed("move", RegionCause::NamesNotMoved(reason.to_owned())));
+            return Err(names_not_moved(
+                "the address contains a password, which this node would send to all nodes; use password-file=FILE instead",
+            ));
         }
-        let session = embedded!(self, _client => {
-            let reason = "an attached session cannot move names; use a session of an embedded node";
-            Err(object.failed("move", RegionCause::NamesNotMoved(reason.to_owned())))
-        });
-        match session.command("move", object, Command::MoveNames(to.names_at())).await? {
-            Outcome::NamesMoved { names, lost } => Ok(NamesMoved { names, lost }),
-            _ => unreachable!("the command moves names"),
-        }
+        self.move_names_by(Command::MoveNames(to.names_at())).await
     }
 
     /// Moves all names and the node numbers from etcd back to node 0, which must be connected to every node that has
@@ -356,12 +349,14 @@ impl Session {
     /// [`RegionCause::NamesNotMoved`], and the names stay in etcd, if a node with names is not connected. The caller may
     /// repeat the call. The counts are 0 if the names are at node 0 already.
     pub async fn move_names_back(&self) -> Result<NamesMoved, RegionError> {
-        let object = Object::All("names");
+        self.move_names_by(Command::MoveNamesBack).await
+    }
+
+    async fn move_names_by(&self, command: Command) -> Result<NamesMoved, RegionError> {
         let session = embedded!(self, _client => {
-            let reason = "an attached session cannot move names; use a session of an embedded node";
-            Err(object.failed("move", RegionCause::NamesNotMoved(reason.to_owned())))
+            Err(names_not_moved("an attached session cannot move names; use a session of an embedded node"))
         });
-        match session.command("move", object, Command::MoveNamesBack).await? {
+        match session.command("move", Object::All("names"), command).await? {
             Outcome::NamesMoved { names, lost } => Ok(NamesMoved { names, lost }),
             _ => unreachable!("the command moves names"),
         }
@@ -389,12 +384,9 @@ impl Session {
     /// Fails with [`RegionCause::UnknownNode`] if the owner knows no node of the cluster with this number, and with
     /// [`RegionCause::PeerDown`] if the owner cannot be reached.
     pub async fn reach(&self, node: NodeId, owner: NodeId) -> Result<Reach, RegionError> {
-        let session =
-            asking!(self, "ask for the reach of", Object::Node(node), Request::Reach { node, owner });
-        match session
-            .command("ask for the reach of", Object::Node(node), Command::Reach { node, owner })
-            .await?
-        {
+        let operation = "ask for the reach of";
+        let session = ask_node!(self, operation, Object::Node(node), Request::Reach { node, owner });
+        match session.command(operation, Object::Node(node), Command::Reach { node, owner }).await? {
             Outcome::Reach(reach) => Ok(reach),
             _ => unreachable!("the command returns a reach"),
         }
@@ -408,7 +400,7 @@ impl Session {
     /// ([`Node::membership_source`](crate::Node::membership_source)). The session does not ask members that this node
     /// knows only from that list, and reports them as unconnected or in the state that the list gives.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
-        let session = asking!(self, "status", Object::All("nodes"), Request::Status);
+        let session = ask_node!(self, "status", Object::All("nodes"), Request::Status);
         match session.command("status", Object::All("nodes"), Command::Status).await? {
             Outcome::Status(nodes) => Ok(nodes),
             _ => unreachable!("the command returns a status"),
@@ -418,7 +410,7 @@ impl Session {
     /// Lists the sessions that are attached to this session's node ([`Session::attach`]), in the order in which they
     /// attached. An attached session of a user other than the node's lists only the sessions of its own principal.
     pub async fn sessions(&self) -> Result<Vec<AttachedSession>, RegionError> {
-        let session = asking!(self, "list", Object::All("sessions"), Request::Sessions);
+        let session = ask_node!(self, "list", Object::All("sessions"), Request::Sessions);
         let driver = &session.inner.driver;
         if driver.is_forked() {
             return Err(Object::All("sessions").failed("list", RegionCause::Forked));
@@ -430,7 +422,7 @@ impl Session {
     /// contains principals with attached sessions, and principals of regions whose home is the node. An attached
     /// session of a user other than the node's lists only its own principal.
     pub async fn principals(&self) -> Result<Vec<PrincipalUse>, RegionError> {
-        let session = asking!(self, "list", Object::All("principals"), Request::Principals);
+        let session = ask_node!(self, "list", Object::All("principals"), Request::Principals);
         let driver = &session.inner.driver;
         if driver.is_forked() {
             return Err(Object::All("principals").failed("list", RegionCause::Forked));
@@ -476,14 +468,14 @@ impl Embedded {
         order: RegionCommand,
     ) -> Result<(), RegionError> {
         self.check_handle(operation, lh)?;
-        self.done(operation, lh, Command::RegionCommand(lh.slot, order)).await
+        self.command_on(operation, lh, Command::RegionCommand(lh.slot, order)).await
     }
 
-    async fn done(&self, operation: &'static str, lh: Lh, command: Command) -> Result<(), RegionError> {
+    async fn command_on(&self, operation: &'static str, lh: Lh, command: Command) -> Result<(), RegionError> {
         self.command(operation, Object::Handle(self, lh), command).await.map(|_| ())
     }
 
-    async fn handle(
+    async fn command_for_handle(
         &self,
         operation: &'static str,
         object: Object<'_>,
@@ -599,6 +591,10 @@ impl<'a> Object<'a> {
         };
         RegionError { operation, object, cause }
     }
+}
+
+fn names_not_moved(reason: &str) -> RegionError {
+    Object::All("names").failed("move", RegionCause::NamesNotMoved(reason.to_owned()))
 }
 
 pub(crate) fn check_name(name: &str) -> Result<(), RegionCause> {

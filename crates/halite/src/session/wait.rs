@@ -23,7 +23,7 @@ impl Session {
     /// at once. When this method returns, everything that the writing session wrote to the region before the word is
     /// visible.
     ///
-    /// Goes on while the region moves. Fails as [`Session::read`] does, also if the region is freed, the permission is
+    /// Continues while the region moves. Fails as [`Session::read`] does, also if the region is freed, the permission is
     /// revoked or the owner goes down during the wait. The offset must be a multiple of 8.
     ///
     /// ```
@@ -59,25 +59,25 @@ impl Session {
         let mut watch = self.watch(lh).await.ok();
         let mut pause = PAUSE_MIN;
         loop {
-            let word = self.word(lh, offset).await?;
+            let word = self.read_word(lh, offset).await?;
             if is_reached(word) {
                 return Ok(word);
             }
             let driver = &session.inner.driver;
-            let is_over = match &watch {
+            let has_ended = match &watch {
                 Some(watch) => {
                     driver.within(pause, watch.recv()).await.is_some_and(|received| received.is_err())
                 }
                 None => driver.within(pause, pending::<()>()).await.is_some(),
             };
-            if is_over {
+            if has_ended {
                 watch = None;
             }
             pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 
-    async fn word(&self, lh: Lh, offset: u64) -> Result<u64, AccessError> {
+    async fn read_word(&self, lh: Lh, offset: u64) -> Result<u64, AccessError> {
         let mut word = [0; WORD_BYTES as usize];
         self.read(lh, offset, &mut word).await?;
         Ok(u64::from_ne_bytes(word))
@@ -85,8 +85,8 @@ impl Session {
 }
 
 impl Embedded {
-    /// Reads the word repeatedly, without a pause. Returns `None` if the word has not got an accepted value after these
-    /// reads, or if loads do not reach it.
+    /// Reads the word repeatedly, without a pause. Returns `None` if none of the values is accepted, or if loads do not
+    /// reach the word.
     #[inline]
     pub(crate) fn spin_until(
         &self,
@@ -94,7 +94,7 @@ impl Embedded {
         offset: u64,
         is_reached: &mut impl FnMut(u64) -> bool,
     ) -> Option<u64> {
-        // Where stores do not reach this node, the node must receive the word.
+        // Where stores do not reach this node, the word arrives in packets, which the node must receive.
         let receives = self.inner.driver.polls_by_system_calls();
         for _ in 0..READS_BEFORE_PAUSE {
             let mut word = [0; WORD_BYTES as usize];

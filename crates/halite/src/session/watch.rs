@@ -63,7 +63,7 @@ pub struct Notification {
 
 /// A notification as the writer sends it to a watcher.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-struct Written {
+struct SentNotification {
     region: RegionId,
     offset: u64,
     len: u64,
@@ -169,7 +169,7 @@ impl Embedded {
         let failed = |cause| self.failed_on("watch", lh, cause);
         let checked = self.inner.check("watch", lh, Permissions::READ, 0, 0).await;
         checked.map_err(|error| failed(region_cause(error.cause)))?;
-        let (port, mailbox) = self.open_watch_port().map_err(|_| failed(self.inner.closed_region()))?;
+        let (port, mailbox) = self.open_watch_port().map_err(|_| failed(self.inner.closed_region_cause()))?;
         let begun = CommandFuture::new(&self.inner, Command::Watch { slot: lh.slot, port: port.0 }).await;
         match begun {
             Ok(Outcome::Watching { region }) => {
@@ -186,8 +186,8 @@ impl Embedded {
             Ok(_) => unreachable!("the command returns watchers"),
             Err(error) => return Err(NotifyCause::Watchers(error.into())),
         };
-        let written = postcard::to_stdvec(&Written { region, offset, len, value });
-        let bytes = written.expect("numbers can be encoded");
+        let encoded = postcard::to_stdvec(&SentNotification { region, offset, len, value });
+        let bytes = encoded.expect("numbers can be encoded");
         // Concurrently: a slow watcher delays the writer, but not the other watchers.
         let notifications =
             watchers.into_iter().map(|(incarnation, port)| self.notify(incarnation, Port(port), &bytes));
@@ -229,10 +229,10 @@ impl Embedded {
         }
         loop {
             let seen = driver.shared.member_changes.count();
-            if let Some(met) =
-                driver.look(|runner| runner.engine().map_or(Some(true), |it| is_connected(it, incarnation)))
-            {
-                return met;
+            let connected =
+                driver.look(|runner| runner.engine().map_or(Some(true), |it| is_connected(it, incarnation)));
+            if let Some(connected) = connected {
+                return connected;
             }
             driver.shared.member_changes.wait(seen).await;
         }
@@ -251,7 +251,7 @@ impl Embedded {
     }
 }
 
-/// Returns `Some(true)` if a node is connected, `Some(false)` if it is known to be out of reach, and `None` otherwise.
+/// Returns `Some(true)` if a node is connected, `Some(false)` if it is known to be out of reach, otherwise `None`.
 fn is_connected(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
     if engine.incarnation_of(incarnation.node) == Some(incarnation) {
         return Some(true);
@@ -351,8 +351,7 @@ impl LocalWatch {
     /// Decodes a notification. Returns `None` for a malformed one, which only a faulty node sends.
     fn decode(&self, message: Message) -> Option<Notification> {
         let Message { from, node, bytes } = message;
-        let written: Written = postcard::from_bytes(&bytes).ok()?;
-        let Written { region, offset, len, value } = written;
+        let SentNotification { region, offset, len, value } = postcard::from_bytes(&bytes).ok()?;
         (region == self.region).then_some(Notification { offset, len, value, from, node })
     }
 
@@ -369,10 +368,10 @@ impl LocalWatch {
     }
 
     fn closed(&self, _: ServeError) -> RegionError {
-        // The port is this watch's alone, so only the end of the node or of the watch can close it.
+        // No other watch uses the port, so only the end of the node or of this watch can close it.
         let (inner, driver) = (self.inner(), &self.inner().driver);
         let is_over = driver.is_closed() || driver.is_forked();
-        self.failed(if is_over { inner.closed_region() } else { RegionCause::UnknownHandle })
+        self.failed(if is_over { inner.closed_region_cause() } else { RegionCause::UnknownHandle })
     }
 
     fn failed(&self, cause: RegionCause) -> RegionError {
@@ -411,7 +410,7 @@ impl Drop for LocalWatch {
         if self.inner().driver.is_closed() {
             return;
         }
-        // First, so that no writer waits for room in a queue that is no longer read.
+        // Closed before the home knows, so that no writer waits for room in a queue without a reader.
         self.mailbox.close();
         let unwatch = Command::Unwatch { region: self.region, port: self.port.0 };
         drop(CommandFuture::submit(&self.session.inner, unwatch));

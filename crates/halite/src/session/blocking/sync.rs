@@ -54,7 +54,7 @@ impl Session {
         let mut attempt = Attempt::begin(session, name)?;
         let guard = match attempt.take_free() {
             Some(guard) => guard,
-            None => self.block_on(attempt.taken(true))?,
+            None => self.block_on(attempt.take(true))?,
         };
         Ok(self.guard(guard))
     }

@@ -245,7 +245,7 @@ impl Embedded {
         let servers = match listed {
             Some(listed) => listed.map_err(NamedCallCause::Name)?,
             // A node that leaves fires all timers.
-            None if driver.is_closed() => return Err(NamedCallCause::Name(self.inner.closed_region())),
+            None if driver.is_closed() => return Err(NamedCallCause::Name(self.inner.closed_region_cause())),
             None => return Err(NamedCallCause::Timeout),
         };
         let mut known = KnownServers::new(&servers, driver.now_ns());
