@@ -1,8 +1,8 @@
-//! Which connections have lanes without connection state at the responder, and the grants of such lanes.
+//! Negotiates lanes without connection state at the responder, and makes their grants.
 //!
 //! Requests and messages pass through a [`halite_rnic::stateless::Lane`]; the queue pairs only probe the path. The
-//! responder belongs to the socket and keeps no state per peer. What remains per peer is the connection: its addresses,
-//! the salts of its keys, and the lanes.
+//! responder belongs to the socket, and keeps no state per peer. The connection remains the only state per peer: its
+//! addresses, the salts of its keys, and the lanes.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,8 +14,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::greeting::{Grants, LaneGrant, Offer};
 
-/// The time T of the responders, in ns: an interruption of the network of up to twice this time ends no connection. The
-/// record of effects covers three times this time.
+/// The time T of the responders, in ns. An interruption of the network of up to 2 T ends no connection. The record of
+/// effects covers 3 T.
 const EFFECT_LIFE_NS: u64 = 500_000_000;
 
 /// The end of a connection that keeps the state for requests.
@@ -26,7 +26,7 @@ pub enum ResponderMode {
     Stateful,
     /// The requesting end alone, if the peer is set to `Stateless` or `Auto`.
     Stateless,
-    /// As the peer asks.
+    /// As the peer is set; `Stateful` if the peer is set to `Auto`, too.
     Auto,
 }
 
@@ -56,7 +56,7 @@ impl ResponderMode {
     }
 }
 
-/// Returns true if the lanes of two ends are stateless, and the reason. Both ends come to the same decision.
+/// Returns true if the lanes of two ends are stateless, with the reason. Both ends decide the same.
 // [ROCE-STATELESS-10]
 pub(super) fn agree(ours: &Offer, theirs: &Offer) -> (bool, &'static str) {
     use ResponderMode::{Auto, Stateful, Stateless};
@@ -79,7 +79,7 @@ pub(super) fn new_responder() -> io::Result<Responder> {
     Ok(Responder::with_effect_life(1, secret, EFFECT_LIFE_NS))
 }
 
-/// Returns the grants of the peer at `to` with these queue pairs: all registered memory, and messages.
+/// Returns the grants for the peer at `to` with these queue pairs: they permit all registered memory, and messages.
 pub(super) fn grants_of(responder: &Responder, to: SocketAddr, qpns: &[Qpn]) -> Grants {
     std::array::from_fn(|lane| {
         let Grant { epoch, effect_life_ns, key, .. } = responder.grant(to, qpns[lane], 0, Rights::AnyKey);
@@ -87,7 +87,7 @@ pub(super) fn grants_of(responder: &Responder, to: SocketAddr, qpns: &[Qpn]) -> 
     })
 }
 
-/// Returns a lane's grant in the form of the requester.
+/// Converts a lane's grant to the form of the requester.
 pub(super) fn grant_of(qpn: Qpn, grant: &LaneGrant) -> Grant {
     let LaneGrant { epoch, effect_life_ns, key } = *grant;
     Grant { qpn, rkey: 0, rights: Rights::AnyKey, effect_life_ns, epoch, key }
@@ -112,7 +112,7 @@ mod tests {
         let agree = |one, other| {
             let both = [one, other].map(|mode| offer(mode, Mtu::Bytes1024));
             let agreed = agree(&both[0], &both[1]).0;
-            assert_eq!(agree(&both[1], &both[0]).0, agreed, "both ends decide alike");
+            assert_eq!(agree(&both[1], &both[0]).0, agreed, "both ends decide the same");
             agreed
         };
         let modes = [Stateful, Stateless, Auto];

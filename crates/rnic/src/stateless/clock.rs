@@ -32,6 +32,9 @@ struct Last {
 /// Timeout before the first round trip is measured, and the minimum of later timeouts, in ns.
 const TIMEOUT_NS: u64 = 5_000_000;
 const TIMEOUT_NS_MIN: u64 = 1_250_000;
+/// Time in ns without an answer after which a stamp may set the clock backwards, because the rates of the two clocks
+/// differ.
+const STALE_NS: u64 = 1_000_000_000;
 
 impl ServerClock {
     /// Sets an upper bound of the round trip in ns, for the timeouts before the first measurement.
@@ -55,7 +58,7 @@ impl ServerClock {
 
     /// Updates the estimated time from an answer.
     pub(super) fn learn(&mut self, now_ns: u64, stamp_ns: u64) {
-        // A late answer has an old stamp: it would set the clock back.
+        // A late answer has an old stamp, and would set the clock backwards.
         let is_newer = self.now_ns(now_ns, u64::MAX).is_none_or(|known_ns| known_ns < stamp_ns);
         let is_stale = self.last.is_none_or(|last| now_ns.saturating_sub(last.heard_ns) > STALE_NS);
         if is_newer || is_stale {
@@ -79,9 +82,9 @@ impl ServerClock {
 }
 
 impl PathTime {
-    /// Updates the estimated round trip from an answer, now, to a packet of which `copies` were sent, the first at
-    /// `sent_ns`. If there were several, the answer may be one to any of them, so its time is only an upper bound. A path
-    /// that has become longer than the timeout yields nothing else; on any other, packets that were sent once tell more.
+    /// Updates the estimated round trip from an answer that arrives now, to a packet of which `copies` were sent, the first
+    /// at `sent_ns`. An answer to several copies may belong to any of them, so its time is only an upper bound. It matters
+    /// if the round trip has become longer than the timeout: then every packet is retransmitted, and no sample follows.
     pub(super) fn add_round_trip(&mut self, now_ns: u64, sent_ns: u64, copies: u32) {
         let took_ns = now_ns.saturating_sub(sent_ns);
         if copies > 1 {
@@ -109,7 +112,3 @@ impl PathTime {
         (base << attempts.min(6)).min(TIMEOUT_NS_MAX.max(base))
     }
 }
-
-/// Time in ns without an answer after which a stamp sets the clock even backwards, because the two clocks' rates
-/// differ.
-const STALE_NS: u64 = 1_000_000_000;

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use super::record::{RequesterId, requester_id};
 use crate::wire::Qpn;
 
-/// Maximum number of listed requesters.
+/// Maximum number of requesters that are cut off.
 const CUT_OFF_MAX: usize = 4_096;
 
-/// The error for a requester beyond the maximum number of those that are cut off.
+/// The error if the maximum number of requesters is cut off already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "this responder already has {CUT_OFF_MAX} requesters cut off, the maximum; readmit one, or end all grants by a new epoch"

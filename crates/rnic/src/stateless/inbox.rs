@@ -11,10 +11,10 @@
 //!     ◄──────────────────── CALLA: the answer ─┘
 //! ```
 //!
-//! All requesters share the pool. The responder repeats no answer by itself: the requester fetches a lost one by
-//! repeating the call. A call longer than a packet arrives in parts (`inputs.rs`). Of an answer longer than a packet, the
-//! CALLA has the first bytes; the requester reads the others from the record by GDCs, each of which keeps the answer in
-//! the record for another twice T.
+//! All requesters share the pool. The responder never retransmits an answer by itself: if an answer is lost, the
+//! requester repeats the call. A call longer than a packet arrives in parts (`inputs.rs`). Of an answer longer than a
+//! packet, the CALLA contains the first bytes; the requester reads the others from the record by GDCs. Each GDC keeps the
+//! answer in the record for another 2 T.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -25,8 +25,8 @@ use super::tag::Rights;
 use super::wire::{CALL_BYTES_MAX, PAYLOAD_BYTES_FIRST, Status};
 use crate::wire::Qpn;
 
-/// Maximum number of messages that the responder's process has not polled, and of calls that it has not answered.
-/// Further ones are refused as busy. So the pool has at most 16 MiB, and as much for inputs of several packets.
+/// Maximum number of messages that the responder's process has not polled, and of calls that it has not answered. The
+/// responder refuses further ones as busy. So the pool has at most 16 MiB, and as much for inputs of several packets.
 const MESSAGES_MAX: usize = 4_096;
 /// Time in ns after which the responder forgets a call without an answer.
 const CALL_LIFE_NS: u64 = 10_000_000_000;
@@ -40,7 +40,7 @@ pub struct Message {
     pub from: SocketAddr,
     /// Number of the requester's queue pair.
     pub qpn: Qpn,
-    /// Bytes of the message from `offset` on: at most [`PAYLOAD_BYTES_MAX`](super::PAYLOAD_BYTES_MAX), or all of a call.
+    /// Bytes of the message from `offset`: at most [`PAYLOAD_BYTES_MAX`](super::PAYLOAD_BYTES_MAX), or all of a call.
     pub bytes: Vec<u8>,
     /// Offset of `bytes` in the message. The responder keeps no parts; its process joins them. The parts of the
     /// requester's next message arrive only after all of this one.
@@ -109,13 +109,13 @@ impl Inbox {
         self.inputs.has(request_id)
     }
 
-    /// Reserves memory for the input of a call, of `len` bytes, of which `first` has the first ones.
+    /// Reserves memory for the `len` bytes of a call's input, which begins with `first`.
     pub(super) fn begin_input(&mut self, now_ns: u64, caller: Caller, first: &[u8], len: usize) -> Status {
         self.inputs.begin(now_ns, caller, first, len, self.arrived_bytes)
     }
 
-    /// Adds a part of a call's input; the part begins `rest` bytes before the end of the input. Returns `None` if no part
-    /// of this call is missing.
+    /// Adds a part of a call's input; the part begins `rest` bytes before the end of the input. Returns `None` if this call
+    /// lacks no part.
     pub(super) fn add_part(
         &mut self,
         now_ns: u64,
@@ -135,7 +135,7 @@ impl Inbox {
         }
     }
 
-    /// Adds a message, or the part of one at `offset` of its `len` bytes.
+    /// Adds a message of `len` bytes, or its part at `offset`.
     pub(super) fn add(
         &mut self,
         caller: Caller,
@@ -181,7 +181,7 @@ impl Inbox {
         }
     }
 
-    /// Returns the time in ns at which [`Inbox::sweep`] may free memory; `None` if there is none to free.
+    /// Returns the time in ns at which [`Inbox::sweep`] may free memory; `None` if no call is open and no input is missing.
     pub(super) fn sweep_ns(&self) -> Option<u64> {
         let calls = self.calls.first_key_value().map(|(_, caller)| caller.began_ns + CALL_LIFE_NS);
         calls.into_iter().chain(self.inputs.sweep_ns()).min()

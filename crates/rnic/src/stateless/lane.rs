@@ -1,15 +1,15 @@
-//! A lane without connection state at the responder: it stands where a [`QueuePair`](crate::QueuePair) stands.
+//! A lane without connection state at the responder. It replaces a [`QueuePair`](crate::QueuePair).
 //!
 //! ```text
 //!   posted ── parts ── requester ── RD, GD, SEND, RDM, atomics ──► responder of the peer ── memory
-//!                          ▲                                            └── messages ── joined ──► events
+//!                          ▲                                       └── messages ── reassembled ──► events
 //!                          └──────────── RDA, GDA, SENDA, ATA ──────────┘
 //! ```
 //!
 //! A [`Lane`] is one end: its [`Requester`] executes the requests that this end posts. The peer's requests arrive at the
-//! [`Responder`](super::Responder), which serves all peers; the caller passes their messages to the lane. What a lane
-//! keeps about the peer's requests is one message of which not all parts have arrived, and answers that have not been sent:
-//! an answer without bytes can travel in the lane's own next request.
+//! [`Responder`](super::Responder), which serves all peers; the caller passes their messages to the lane. The only state
+//! for the peer's requests is one incomplete message, and answers that have not been sent: an answer without bytes can
+//! travel in the lane's next request.
 
 use std::collections::VecDeque;
 
@@ -31,24 +31,24 @@ pub const PACKET_BYTES_MAX: usize = OVERHEAD_BYTES + PAYLOAD_BYTES_MAX;
 pub const LANE_SEND_BYTES_MAX: usize = 64 << 10;
 /// Maximum length in bytes of the parts in which requests enter the requester, which copies them.
 pub const PART_BYTES_MAX: u32 = 256 << 10;
-/// Number of parts in the requester at which it takes further parts only if they are executed at the same time: the next
-/// one is ready when one ends.
-const PARTS_IN_TURN: usize = 2;
+/// Number of parts in the requester that are executed one after the other: when one ends, the next is ready. The requester
+/// takes more parts only if they are executed at the same time.
+const PARTS_IN_ORDER: usize = 2;
 /// Maximum number of parts in the requester, and of their bytes.
 const PARTS_MAX: usize = 64;
 const PARTS_BYTES_MAX: u64 = 1 << 20;
-/// Flags of a note: the receiver's doorbell rings; the message reports a write, and has no bytes.
+/// Flags of a note: the message rings the receiver's doorbell; the message reports a write, and has no bytes.
 const SOLICITED: u8 = 1;
-const NOTIFIES: u8 = 2;
+const REPORTS_WRITE: u8 = 2;
 
 /// The requests of one lane, and the messages that arrive on it.
 #[derive(Debug, Default)]
 pub struct Lane {
     /// `None` until the peer's grant arrives.
     requester: Option<Requester>,
-    /// Requests of which not all parts are in the requester, oldest first.
+    /// Requests of which not all parts have entered the requester, oldest first.
     posted: VecDeque<Request>,
-    /// Number of bytes of the first posted request that are in the requester, or have been executed.
+    /// Number of bytes of the first posted request that have entered the requester.
     begun_bytes: u32,
     /// The parts in the requester, oldest first.
     parts: VecDeque<Part>,
@@ -74,7 +74,7 @@ struct Part {
     target: Option<Local>,
 }
 
-/// What a part does.
+/// The kind of a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Read,
@@ -84,16 +84,16 @@ enum Kind {
     Message,
 }
 
-/// A message of which not all parts have arrived, or a write with its report.
+/// An incomplete message, or an incomplete write with its report.
 #[derive(Debug)]
 struct Arriving {
-    /// The message; or the report, of which each packet of a write has a copy.
+    /// The message; or the report, which each packet of a write contains.
     bytes: Vec<u8>,
-    /// Number of bytes that are missing in the message, or in memory.
+    /// Number of missing bytes of the message, or of the write.
     missing: usize,
 }
 
-/// The error for a message that no lane sends.
+/// The error of a message that no lane sends.
 #[derive(Debug)]
 struct BadMessage;
 
@@ -147,7 +147,7 @@ impl Lane {
         self.arrived += packets;
     }
 
-    /// Returns true if no posted request waits to enter the requester, which could take one.
+    /// Returns true if no posted request waits, and the requester has room for one.
     pub fn takes_request(&self) -> bool {
         self.posted.is_empty() && self.requester.is_some() && self.has_room(true)
     }
@@ -157,30 +157,31 @@ impl Lane {
         self.posted.push_back(request);
     }
 
-    /// Returns true if the requester takes a part; `overlaps` if it is executed at the same time as the last one.
+    /// Returns true if the requester has room for a part. `overlaps` is true if the part is executed at the same time as the
+    /// last one.
     fn has_room(&self, overlaps: bool) -> bool {
         let bytes = || self.parts.iter().map(|part| u64::from(part.len)).sum::<u64>();
         match self.parts.len() {
-            0..PARTS_IN_TURN => true,
+            0..PARTS_IN_ORDER => true,
             count => overlaps && count < PARTS_MAX && bytes() < PARTS_BYTES_MAX,
         }
     }
 
     /// Returns true if the next part may be executed at the same time as the last one: both are reads, or both are parts
-    /// of the same write. Everything else happens in order.
+    /// of the same write. All other parts are executed in order.
     fn overlaps(&self) -> bool {
         let (Some(last), Some(next)) = (self.parts.back(), self.posted.front()) else { return false };
         match &next.operation {
             Operation::Read { .. } => last.kind == Kind::Read,
             Operation::Write { imm, .. } => {
-                let is_noted = is_noted(next, *imm, self.begun_bytes);
-                last.kind == Kind::Write && !last.is_last && !is_noted
+                let has_note = carries_note(next, *imm, self.begun_bytes);
+                last.kind == Kind::Write && !last.is_last && !has_note
             }
             _ => false,
         }
     }
 
-    /// Moves parts of posted requests to the requester, as far as it takes them.
+    /// Moves parts of posted requests to the requester, while it has room.
     fn post_parts(&mut self, memory: &impl Memory) {
         while let Some(request) = self.posted.front() {
             let overlaps = self.overlaps();
@@ -198,9 +199,10 @@ impl Lane {
                 self.posted.pop_front();
                 self.begun_bytes = 0;
             }
-            // The requester executes one message at a time: messages that wait share a packet.
+            // The requester executes one message at a time, so waiting messages share a packet.
             while let Work::Send { bytes } = &mut work
-                && let Some(next) = self.posted.pop_front_if(|next| joins(next, bytes.len(), payload_max))
+                && let Some(next) =
+                    self.posted.pop_front_if(|next| fits_behind(next, bytes.len(), payload_max))
                 && let Operation::Send { bytes: next_bytes, imm } = &next.operation
             {
                 bytes.extend(note(imm.unwrap_or(0), next.solicited, false, next_bytes.len()));
@@ -233,7 +235,7 @@ impl Lane {
             self.answers.pop_front();
         }
         if len.is_none() {
-            // The requester may have given a request up.
+            // The requester may have given up a request.
             self.complete(memory);
         }
         len
@@ -266,7 +268,7 @@ impl Lane {
         if has_part { Some(0) } else { requester.poll_timeout() }
     }
 
-    /// Handles an answer without its ICRC, and copies bytes of reads to `memory`. Returns true if the peer has sent it.
+    /// Handles an answer without its ICRC, and copies bytes of reads to `memory`. Returns true if the answer is from the peer.
     pub fn handle_answer(
         &mut self,
         now_ns: u64,
@@ -301,19 +303,22 @@ impl Lane {
                     return self.fail(Some(part), Status::RetryExceeded, Cause::RetryExceeded);
                 }
             };
-            let lands = |Local { key, address }: Local| memory.write_own(key, address, &bytes).is_ok();
-            if !part.target.is_none_or(lands) {
+            let write = |Local { key, address }: Local| memory.write_own(key, address, &bytes).is_ok();
+            if !part.target.is_none_or(write) {
                 return self.fail(Some(part), Status::LocalAccess, Cause::LocalAccess);
             }
             let old =
                 bytes.first_chunk().filter(|_| part.kind == Kind::Atomic).map(|old| u64::from_be_bytes(*old));
-            let signalled = part.ids.iter().filter(|(_, signalled)| part.is_last && *signalled);
-            let completed = signalled.map(|(id, _)| (*id, Status::Success, old));
-            self.events.extend(completed.map(|(id, status, old)| Event::Completed { id, status, old }));
+            let signalled = part.ids.into_iter().filter(|(_, signalled)| part.is_last && *signalled);
+            self.events.extend(signalled.map(|(id, _)| Event::Completed {
+                id,
+                status: Status::Success,
+                old,
+            }));
         }
     }
 
-    /// Ends the lane because of this part, or because of the first posted request.
+    /// Ends the lane because this part, or else the first posted request, has failed.
     fn fail(&mut self, part: Option<Part>, status: Status, cause: Cause) {
         let failed: Vec<u64> = match part {
             Some(part) => part.ids.into_iter().map(|(id, _)| id).collect(),
@@ -329,7 +334,7 @@ impl Lane {
         self.flush(&[], Status::Aborted);
     }
 
-    /// Ends the lane, and completes all requests but the `failed`: those of which packets may be under way with `begun`.
+    /// Ends the lane, and completes all requests except `failed`. Requests that may have been sent get the status `begun`.
     fn flush(&mut self, failed: &[u64], begun: Status) {
         self.has_ended = true;
         self.requester = None;
@@ -343,44 +348,42 @@ impl Lane {
         self.events.extend(ended.map(|(id, status)| Event::Completed { id, status, old: None }));
     }
 
-    /// Takes a message, or a part of one, that the responder has received from the peer.
+    /// Handles a message, or a part of one, that the responder has received from the peer.
     pub fn handle_message(&mut self, message: Message) {
-        if self.join(message).is_err() {
+        if self.reassemble(message).is_err() {
             self.fail(None, Status::Flushed, Cause::PeerErred(Nak::InvalidRequest));
         }
     }
 
-    fn join(&mut self, message: Message) -> Result<(), BadMessage> {
+    fn reassemble(&mut self, message: Message) -> Result<(), BadMessage> {
         let Message { bytes, offset, len, written_bytes, .. } = message;
         let (offset, len) = (offset as usize, len as usize);
         if let Some((note, [])) = bytes.split_first_chunk::<NOTE_BYTES>()
-            && note[4] & NOTIFIES != 0
+            && note[4] & REPORTS_WRITE != 0
         {
-            return self.join_write(*note, written_bytes as usize);
+            return self.count_written(*note, written_bytes as usize);
         }
         let end = offset.checked_add(bytes.len()).filter(|end| *end <= len);
         let is_valid = (NOTE_BYTES..=NOTE_BYTES + LANE_SEND_BYTES_MAX).contains(&len);
         let (Some(end), true) = (end, is_valid) else { return Err(BadMessage) };
-        let whole = if bytes.len() == len {
-            bytes
-        } else {
-            let arriving =
-                self.arriving.get_or_insert_with(|| Arriving { bytes: vec![0; len], missing: len });
-            if arriving.bytes.len() != len || arriving.missing < bytes.len() || bytes.is_empty() {
-                return Err(BadMessage);
-            }
-            arriving.bytes[offset..end].copy_from_slice(&bytes);
-            arriving.missing -= bytes.len();
-            if arriving.missing > 0 {
-                return Ok(());
-            }
-            self.arriving.take().expect("it has just arrived").bytes
-        };
-        self.report(&whole)
+        if bytes.len() == len {
+            return self.deliver(&bytes);
+        }
+        let arriving = self.arriving.get_or_insert_with(|| Arriving { bytes: vec![0; len], missing: len });
+        if arriving.bytes.len() != len || arriving.missing < bytes.len() || bytes.is_empty() {
+            return Err(BadMessage);
+        }
+        arriving.bytes[offset..end].copy_from_slice(&bytes);
+        arriving.missing -= bytes.len();
+        if arriving.missing > 0 {
+            return Ok(());
+        }
+        let whole = self.arriving.take().expect("the last part has just arrived").bytes;
+        self.deliver(&whole)
     }
 
-    /// Counts the bytes that a packet has written, and reports the write with its last packet.
-    fn join_write(&mut self, note: [u8; NOTE_BYTES], written: usize) -> Result<(), BadMessage> {
+    /// Counts the bytes that a packet has written. Reports the write after its last packet.
+    fn count_written(&mut self, note: [u8; NOTE_BYTES], written: usize) -> Result<(), BadMessage> {
         let len = note_len(&note);
         if written < len {
             let arriving =
@@ -394,18 +397,17 @@ impl Lane {
             }
             self.arriving = None;
         }
-        self.events.push_back(Event::Notified { imm: imm_of(&note), solicited: note[4] & SOLICITED != 0 });
+        self.events.push_back(Event::Notified { imm: note_imm(&note), solicited: note[4] & SOLICITED != 0 });
         Ok(())
     }
 
-    /// Reports the messages that a SEND has carried.
-    fn report(&mut self, whole: &[u8]) -> Result<(), BadMessage> {
-        let mut rest = whole;
+    /// Delivers the messages of a SEND.
+    fn deliver(&mut self, mut rest: &[u8]) -> Result<(), BadMessage> {
         while !rest.is_empty() {
             let (note, behind) = rest.split_first_chunk::<NOTE_BYTES>().ok_or(BadMessage)?;
             let (bytes, behind) = behind.split_at_checked(note_len(note)).ok_or(BadMessage)?;
             rest = behind;
-            let (imm, solicited) = (Some(imm_of(note)), note[4] & SOLICITED != 0);
+            let (imm, solicited) = (Some(note_imm(note)), note[4] & SOLICITED != 0);
             self.events.push_back(Event::Received { bytes: bytes.to_vec(), imm, solicited });
         }
         Ok(())
@@ -417,38 +419,38 @@ impl Lane {
     }
 }
 
-/// Returns true if this is a message that fits into a packet behind `bytes` bytes of other messages.
-fn joins(request: &Request, bytes: usize, payload_max: usize) -> bool {
+/// Returns true if the request is a message that fits into a packet behind `bytes` bytes of other messages.
+fn fits_behind(request: &Request, bytes: usize, payload_max: usize) -> bool {
     let len = request.operation.len_bytes() as usize;
     matches!(request.operation, Operation::Send { .. }) && bytes + NOTE_BYTES + len <= payload_max
 }
 
-/// Returns true if the packets of the rest of a write carry its immediate.
-fn is_noted(request: &Request, imm: Option<u32>, done: u32) -> bool {
+/// Returns true if the packets of the rest of a write carry its immediate in a note.
+fn carries_note(request: &Request, imm: Option<u32>, done: u32) -> bool {
     imm.is_some() && (request.operation.len_bytes() - done) as usize <= NOTED_BYTES_MAX
 }
 
-/// Returns the immediate in the header of a message.
-fn imm_of(note: &[u8; NOTE_BYTES]) -> u32 {
+/// Returns the immediate in a note.
+fn note_imm(note: &[u8; NOTE_BYTES]) -> u32 {
     u32::from_be_bytes([note[0], note[1], note[2], note[3]])
 }
 
-/// Returns the length in the header of a message: that of the message, or of the write that it reports.
+/// Returns the length in a note: that of the message, or of the write that it reports.
 fn note_len(note: &[u8; NOTE_BYTES]) -> usize {
     u32::from_be_bytes([0, note[5], note[6], note[7]]) as usize
 }
 
-/// Returns the header of a message of `len` bytes, or of the report of a write of `len` bytes.
+/// Returns the note, a header, of a message of `len` bytes, or of the report of a write of `len` bytes.
 // [ROCE-STATELESS-11]
-fn note(imm: u32, solicited: bool, notifies: bool, len: usize) -> [u8; NOTE_BYTES] {
+fn note(imm: u32, solicited: bool, reports_write: bool, len: usize) -> [u8; NOTE_BYTES] {
     let [a, b, c, d] = imm.to_be_bytes();
-    let flags = if solicited { SOLICITED } else { 0 } | if notifies { NOTIFIES } else { 0 };
+    let flags = if solicited { SOLICITED } else { 0 } | if reports_write { REPORTS_WRITE } else { 0 };
     let [_, e, f, g] = u32::try_from(len).expect("messages are short").to_be_bytes();
     [a, b, c, d, flags, e, f, g]
 }
 
-/// Returns the part of a request that begins after `done` bytes: the key of the peer's memory, and the part's request.
-/// Fails if the local memory does not contain the request.
+/// Returns the part of a request that begins after `done` bytes, with the key of the peer's memory and the work for the
+/// requester. Fails if the request exceeds the local memory.
 fn part_of(request: &Request, done: u32, memory: &impl Memory) -> Result<(u32, Work, Part), Refused> {
     let Request { id, operation, signalled, solicited } = request;
     let rest = operation.len_bytes() - done;
@@ -466,7 +468,7 @@ fn part_of(request: &Request, done: u32, memory: &impl Memory) -> Result<(u32, W
         }
         Operation::Write { source, remote, imm } => {
             let address = remote.address.wrapping_add(done.into());
-            match imm.filter(|_| is_noted(request, *imm, done)) {
+            match imm.filter(|_| carries_note(request, *imm, done)) {
                 Some(imm) => {
                     let note = note(imm, *solicited, true, rest as usize);
                     let note_and_bytes = with_source(&note, source, memory, done, part.len)?;
@@ -499,7 +501,7 @@ fn part_of(request: &Request, done: u32, memory: &impl Memory) -> Result<(u32, W
     Ok((rkey, work, part))
 }
 
-/// Returns the note, and after it `len` bytes of the source from `done` on.
+/// Returns the note, followed by `len` bytes of the source from `done`.
 fn with_source(
     note: &[u8],
     source: &Source,
@@ -530,13 +532,13 @@ mod tests {
         Message { id: 0, from, qpn: Qpn::new(2), bytes, offset, len, written_bytes: 0, is_call: false }
     }
 
-    /// The report of a write of `len` bytes, of which its packet has written some.
+    /// Returns the report of a write of `len` bytes, in a packet that has written `written_bytes` of them.
     fn written(imm: u32, len: usize, written_bytes: u32) -> Message {
         let note = note(imm, false, true, len);
         Message { written_bytes, ..message(&note, 0, NOTE_BYTES as u32) }
     }
 
-    /// Only a peer that is no fabric sends these; each ends the lane, and none does more.
+    /// Only a faulty or hostile peer sends these messages. Each ends the lane, without another effect.
     #[test]
     fn bad_messages_end_the_lane() {
         let longest = (NOTE_BYTES + LANE_SEND_BYTES_MAX) as u32;

@@ -10,8 +10,8 @@
 //!
 //! Each packet carries the state that a connection would hold. A [`Responder`] has one secret per epoch, a record of
 //! effects (`record.rs`), a pool of messages (`inbox.rs`, `inputs.rs`), and a pool of orders (`orders.rs`). Its memory
-//! depends on the effects of the last three times 55 ms (slightly more than T, [`EFFECT_LIFE_NS`]), and on its messages
-//! and orders in progress, never on the number of requesters. An *epoch* is the time between two changes of the secret;
+//! depends on the effects of the last 165 ms (slightly more than 3 T, [`EFFECT_LIFE_NS`]), and on its messages and orders
+//! in progress, never on the number of requesters. An *epoch* is the time between two changes of the secret;
 //! an *order* is a transfer that the responder starts. A requester keeps the state of both ends: numbers, stamps and
 //! retransmissions.
 //!

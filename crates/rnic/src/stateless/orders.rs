@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   responder                                             requester
-//!     WQEP: order, kind, both addresses ────────────────────► takes it, unless it is old or known
+//!     WQEP: order, kind, both addresses ────────────────────► accepts it, unless it is old or known
 //!     ◄───────────────────────── RD: the bytes of a read ──┘
 //!     RDA ──────────────────────────────────────────────────►
 //!     ◄───────────────────────── CQEP: order, outcome ─────┘
@@ -15,15 +15,15 @@
 //! ```
 //!
 //! A transfer is short if its bytes fit into one packet. The responder copies the bytes of a short write when the order
-//! begins, so all copies of the WQEP are the same. It writes those of a short read to the memory of its own order, while
-//! the order is in progress: the CQEP names no address, and is never late.
+//! begins, so all copies of the WQEP are equal. It writes the bytes of a short read to the memory of the order, and only
+//! while the order is in progress. So a CQEP contains no address, and has no late effect.
 //!
-//! The responder keeps an order until the CQEP arrives or the responder gives up, and repeats the WQEP meanwhile. It
-//! never reuses an order's number within an epoch, so a repeated CQEP ends no other order. The requester remembers an
-//! order for T after the EA, and ignores WQEPs older than T, so it executes each order once.
+//! The responder keeps an order, and repeats its WQEP, until the CQEP arrives or the responder gives up. It never reuses
+//! an order's number within an epoch, so a repeated CQEP ends no other order. The requester remembers an order for T after
+//! the EA, and ignores WQEPs older than T, so it executes each order once.
 //!
 //! The responder keeps an order for at least [`LEASE_NS`] after each WQEP. The requester stamps no packet of the transfer
-//! after this time, so none takes effect more than T after the responder has given the order up.
+//! after this time, so no packet takes effect more than T after the responder has given up the order.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -36,8 +36,8 @@ use crate::wire::Qpn;
 
 /// Maximum number of orders in progress of one responder.
 const ORDERS_MAX: usize = 1 << 16;
-/// Time in ns after which an unanswered WQEP is sent again; it doubles up to [`BACKOFF_MAX`] times. The first wait is shorter
-/// if orders take less.
+/// Time in ns after which an unanswered WQEP is sent again; it doubles up to [`BACKOFF_MAX`] times. The first timeout is
+/// shorter if orders take less time.
 const TIMEOUT_NS: u64 = 5_000_000;
 const BACKOFF_MAX: u32 = 6;
 /// Interval in ns at which the responder sends the WQEP of an accepted order again.
@@ -45,11 +45,11 @@ const REMINDER_NS: u64 = 200_000_000;
 /// Number of unanswered WQEPs after which the responder stops waiting for the requester: more than 2 s.
 const ATTEMPTS_MAX: u32 = 12;
 
-/// Minimum time in ns between a WQEP and the end of its order, unless the requester has ended it: the wait after the last
-/// WQEP.
+/// Minimum time in ns between a WQEP and the end of its order, unless the requester ends the order: the timeout of the
+/// last WQEP.
 pub(super) const LEASE_NS: u64 = TIMEOUT_NS << BACKOFF_MAX;
-/// Time in ns for which a requester repeats a CQEP without an EA: longer than the responder repeats the WQEP, which is up
-/// to 2.5 s after the last answer.
+/// Time in ns for which a requester repeats a CQEP without an EA. It exceeds the time for which the responder repeats the
+/// WQEP: up to 2.5 s after the last answer.
 pub(super) const END_PATIENCE_NS: u64 = 3_000_000_000;
 
 /// The requester that executes an order, with the values of its [`Grant`](super::Grant).
@@ -107,12 +107,12 @@ pub enum OrderOutcome {
     /// One of the memories does not exist, or does not permit the access. Parts of an order of several packets may be
     /// done.
     Refused,
-    /// The requester does not answer: the order is done, done in part, or not done. For T from now on,
-    /// packets in flight may still write to the target memory; only a short read writes nothing any more.
+    /// The requester does not answer: the order is done, done in part, or not done. Unless the order is a short read,
+    /// packets in flight may still write to the target memory during the next T.
     MaybeDone,
 }
 
-/// The error for an order beyond the maximum number of orders in progress.
+/// The error if the maximum number of orders is in progress already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("this responder already has {ORDERS_MAX} orders in progress, the maximum; wait until one ends")]
 pub struct OrdersFull;
@@ -154,7 +154,7 @@ impl Orders {
         }
         let id = self.next_id;
         self.next_id += 1;
-        match order.take_bytes(&target, memory) {
+        match order.bytes_to_send(&target, memory) {
             Ok(bytes) => {
                 self.pending.insert(
                     id,
@@ -179,8 +179,8 @@ impl Orders {
         self.done.pop_front()
     }
 
-    /// Returns the next order whose WQEP must be sent now, with the bytes that it carries. Ends orders whose requester has
-    /// not answered in time.
+    /// Returns the next order whose WQEP is due, with the bytes that the WQEP carries. Ends orders whose requester has not
+    /// answered in time.
     pub(super) fn next_due(&mut self, now_ns: u64) -> Option<(u64, Target, Order, &[u8])> {
         loop {
             let (_, id) = *self.due.first().filter(|(due_ns, _)| *due_ns <= now_ns)?;
@@ -220,7 +220,7 @@ impl Orders {
         match (packet.kind == Kind::Cqep, status) {
             (true, Status::Done) => {
                 self.path.add_round_trip(now_ns, pending.sent_ns, pending.attempts);
-                let outcome = pending.order.place(&pending.target, payload, memory);
+                let outcome = pending.order.store_bytes(&pending.target, payload, memory);
                 self.end(id, outcome);
             }
             (_, Status::Refused) => self.end(id, OrderOutcome::Refused),
@@ -234,10 +234,10 @@ impl Orders {
         }
     }
 
-    /// Ends all orders for some requesters with an unknown outcome.
-    pub(super) fn end_of(&mut self, is_one: impl Fn(&Target) -> bool) {
-        let of_them = self.pending.iter().filter(|(_, pending)| is_one(&pending.target));
-        let mut ids: Vec<u64> = of_them.map(|(id, _)| *id).collect();
+    /// Ends all orders for the selected requesters with an unknown outcome.
+    pub(super) fn end_of(&mut self, is_selected: impl Fn(&Target) -> bool) {
+        let selected = self.pending.iter().filter(|(_, pending)| is_selected(&pending.target));
+        let mut ids: Vec<u64> = selected.map(|(id, _)| *id).collect();
         ids.sort_unstable();
         ids.into_iter().for_each(|id| self.end(id, OrderOutcome::MaybeDone));
     }
@@ -257,11 +257,11 @@ impl Orders {
     }
 }
 
-/// Orders that a requester remembers for at least twice T after the responder has acknowledged their end, because the
-/// requester's estimate of the responder's clock may be late.
+/// Orders that a requester remembers for at least 2 T after the responder has acknowledged their end. T does not suffice,
+/// because the requester's estimate of the responder's clock may be late.
 #[derive(Debug, Default)]
 pub(super) struct EndedOrders {
-    /// Ended orders of the current and of the previous interval of twice T.
+    /// Ended orders of the current and of the previous interval of 2 T.
     orders: [HashMap<u64, Status>; 2],
     began_ns: u64,
 }
@@ -299,7 +299,7 @@ impl Order {
 
     /// Returns the bytes that the WQEP carries. Refuses an order that the grant does not permit, and a short transfer
     /// that the memory does not permit.
-    fn take_bytes(&self, target: &Target, memory: &impl Memory) -> Result<Box<[u8]>, Refused> {
+    fn bytes_to_send(&self, target: &Target, memory: &impl Memory) -> Result<Box<[u8]>, Refused> {
         let Order { kind, local, len, .. } = *self;
         let (access, is_permitted) = match kind {
             OrderKind::Read => (Access::Write, target.rights.write()),
@@ -320,15 +320,15 @@ impl Order {
         Ok(bytes.into())
     }
 
-    /// Writes the payload of a CQEP, done, to the memory of the order. A payload of another length is not written: only a
-    /// requester that breaks the protocol sends it.
-    fn place(&self, target: &Target, payload: &[u8], memory: &impl Memory) -> OrderOutcome {
+    /// Writes the payload of a successful CQEP to the memory of the order. Ignores a payload of another length, which only
+    /// a requester that breaks the protocol sends.
+    fn store_bytes(&self, target: &Target, payload: &[u8], memory: &impl Memory) -> OrderOutcome {
         let Order { local, len, .. } = *self;
-        let is_carried = self.is_short() && self.kind == OrderKind::Read;
-        if payload.len() != if is_carried { len as usize } else { 0 } {
+        let has_bytes = self.is_short() && self.kind == OrderKind::Read;
+        if payload.len() != if has_bytes { len as usize } else { 0 } {
             return OrderOutcome::MaybeDone;
         }
-        if !is_carried {
+        if !has_bytes {
             return OrderOutcome::Success;
         }
         // The process may have withdrawn the key since the order began.

@@ -38,8 +38,8 @@ pub struct Requester {
     next_number: u64,
     /// Maximum payload of a packet in bytes.
     payload_bytes: usize,
-    /// Time in ns for which a packet is repeated; `None` for [`PATIENCE_NS`], and T for one that the responder has no room
-    /// for.
+    /// Time in ns for which a packet is repeated. `None` stands for [`PATIENCE_NS`], or T if the responder has no room for the
+    /// packet.
     patience_ns: Option<u64>,
     /// Packets sent, and how many of these were retransmissions.
     sent: (u64, u64),
@@ -81,7 +81,7 @@ struct Running {
     work: Work,
     /// The number of the call whose answer the request, a read, fetches; `None` for other requests.
     answer_of: Option<u64>,
-    /// Bytes of the answers, as far as they have arrived.
+    /// Bytes of the answers; 0 where they have not arrived yet.
     bytes: Vec<u8>,
     /// Packets of the request.
     pieces: Vec<Piece>,
@@ -92,8 +92,8 @@ struct Running {
     answered: usize,
     /// Sum of the weights of the packets in flight.
     in_flight: usize,
-    /// The outcome once a packet was not executed, or may not have been. The requester then sends no further packet of
-    /// this request and of later ones, and the request ends when no sent packet can have an effect any more.
+    /// The outcome once a packet has failed. The requester then sends no further packet of this request and of later ones,
+    /// and the request ends when no packet in flight can have an effect any more.
     failed: Option<Outcome>,
 }
 
@@ -104,8 +104,9 @@ struct Piece {
     number: u64,
     /// Stamp of the first transmission; `None` before it.
     stamp_ns: Option<u64>,
-    /// Time of the first transmission with this number, and with its first number.
+    /// Time of the first transmission with this number.
     first_sent_ns: u64,
+    /// Time of the first transmission with any number.
     began_ns: Option<u64>,
     /// Time of the next transmission.
     due_ns: u64,
@@ -159,8 +160,8 @@ impl Requester {
         self.payload_bytes
     }
 
-    /// Returns the current maximum number of packets in flight; a packet with a payload of more than 1 KiB counts as one
-    /// for each KiB that it has begun.
+    /// Returns the current maximum number of packets in flight. A packet with more than 1 KiB of payload counts once per
+    /// KiB, rounded up.
     pub fn window_packets(&self) -> usize {
         self.window.packets
     }
@@ -175,8 +176,8 @@ impl Requester {
         self.posted.len() + self.running.len()
     }
 
-    /// Returns the time in ns since the responder's last answer from which the requester asks for the responder's clock
-    /// before it sends a request with an effect.
+    /// Returns the time in ns for which the estimate of the responder's clock is valid after an answer. After this time, the
+    /// requester asks for the clock before it sends a request with an effect.
     fn clock_life_ns(&self) -> u64 {
         self.grant.effect_life_ns / 2
     }
@@ -254,8 +255,8 @@ impl Requester {
         self.running.iter().map(|running| running.in_flight).sum()
     }
 
-    /// Returns the index in `running` of the request whose next packet may be sent for the first time: the number of
-    /// requests there if it is the next posted one.
+    /// Returns the index in `running` of the request whose next packet may be sent for the first time. The index is the
+    /// length of `running` if the next posted request may begin.
     fn next_to_send(&self) -> Option<usize> {
         if self.in_flight() >= self.window.packets {
             return None;
@@ -272,14 +273,14 @@ impl Requester {
         self.posted.front().filter(|posted| begins(posted)).map(|_| self.running.len())
     }
 
-    /// Returns the packet to send now, by the index of its request and by its own.
+    /// Returns the packet to send now, as the indices of its request and of the packet.
     fn next_piece(&mut self, now_ns: u64) -> Option<(usize, usize)> {
         if now_ns >= self.next_due_ns {
             let mut next_due_ns = u64::MAX;
             for (index, running) in self.running.iter().enumerate() {
-                for (place, piece) in running.open().filter(|(_, piece)| !piece.is_answered) {
+                for (piece_index, piece) in running.open().filter(|(_, piece)| !piece.is_answered) {
                     if piece.due_ns <= now_ns {
-                        return Some((index, place));
+                        return Some((index, piece_index));
                     }
                     next_due_ns = next_due_ns.min(piece.due_ns);
                 }
@@ -306,8 +307,8 @@ impl Requester {
         self.poll_transmit_with(now_ns, clock, &mut None, buffer)
     }
 
-    /// Writes the next packet, as [`Requester::poll_transmit`] does. If the packet has room for `ack`, it carries and takes
-    /// it.
+    /// Writes the next packet, as [`Requester::poll_transmit`] does. If the packet has room for `ack`, moves it into the
+    /// packet.
     // [ROCE-STATELESS-5]
     pub(super) fn poll_transmit_with(
         &mut self,
@@ -323,7 +324,7 @@ impl Requester {
         let (index, piece) = self.next_piece(now_ns)?;
         let kept_until_ns = self.orders.kept_until_ns(self.running[index].origin);
         let current = &mut self.running[index];
-        if current.pieces[piece].is_given_up(now_ns, patience_ns) {
+        if current.pieces[piece].has_expired(now_ns, patience_ns) {
             self.fail(now_ns, index, piece, Outcome::MaybeDone);
             return None;
         }
@@ -348,8 +349,6 @@ impl Requester {
             (None, Some(server_ns)) => (server_ns, false),
             (None, None) => (0, current.work.has_effect()),
         };
-        let Grant { qpn, rights, epoch, .. } = self.grant;
-        let rkey = current.rkey;
         let (kind, address, len, carried) = match asks_clock {
             // A read of no bytes has no effect; its answer contains the clock.
             true => (Kind::Gd, 0, 0, 0),
@@ -358,11 +357,11 @@ impl Requester {
                 (Kind::Gdc, offset as u64, len, CALL_NUMBER_BYTES)
             }
             false => {
-                let (address, placed) = current.work.place(offset, len);
+                let (address, header_len) = current.work.header_fields(offset, len);
                 let carried = current.work.write_payload(offset..offset + len, &mut buffer[PAYLOAD_AT..]);
                 let kind = current.kind_of(piece);
                 let address = if kind == Kind::Rdc { current.pieces[0].number } else { address };
-                (kind, address, placed, carried)
+                (kind, address, header_len, carried)
             }
         };
         let has_room = carried + ACK_BYTES <= self.payload_bytes;
@@ -371,21 +370,14 @@ impl Requester {
         } else {
             current.pieces[piece].stamp_ns = Some(stamp_ns);
         }
-        let len = len as u32;
         let packet = Packet {
-            kind,
-            qpn,
-            number,
-            stamp_ns,
             address,
-            rkey,
-            len,
-            epoch,
-            rights,
-            // The responder must not begin such a call anew.
+            rkey: current.rkey,
+            len: len as u32,
+            // The responder must not start a call again after it has forgotten it.
             status: if is_reminder { Status::InProgress } else { Status::Done },
-            payload: &[],
             ack: if has_room { ack.take() } else { None },
+            ..Packet::new(kind, &self.grant, number, stamp_ns)
         };
         Some(add_tag(packet.emit_around(carried, buffer), &self.grant.key, buffer))
     }
@@ -437,25 +429,10 @@ impl Requester {
         ack: Ack,
         memory: &impl Memory,
     ) {
-        let Some((index, place)) = self.sent_as(ack.number) else { return };
-        let kind = self.running[index].kind_of(place).answer();
+        let Some((index, piece_index)) = self.find_sent(ack.number) else { return };
+        let kind = self.running[index].kind_of(piece_index).answer();
         let Some(kind) = kind.filter(|kind| matches!(kind, Kind::Rda | Kind::Senda)) else { return };
-        let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
-        let Ack { number, stamp_ns } = ack;
-        let packet = Packet {
-            kind,
-            qpn,
-            number,
-            stamp_ns,
-            address: 0,
-            rkey,
-            len: 0,
-            epoch,
-            rights,
-            status: Status::Done,
-            payload: &[],
-            ack: None,
-        };
+        let packet = Packet::new(kind, &self.grant, ack.number, ack.stamp_ns);
         self.handle_answer(now_ns, clock, &packet, memory);
     }
 
@@ -466,11 +443,11 @@ impl Requester {
         packet: &Packet<'_>,
         memory: &impl Memory,
     ) {
-        let Some((index, place)) = self.sent_as(packet.number) else { return };
+        let Some((index, piece_index)) = self.find_sent(packet.number) else { return };
         let kept_until_ns = self.orders.kept_until_ns(self.running[index].origin);
         let current = &mut self.running[index];
-        let kind = current.kind_of(place);
-        let piece = &mut current.pieces[place];
+        let kind = current.kind_of(piece_index);
+        let piece = &mut current.pieces[piece_index];
         clock.learn(now_ns, packet.stamp_ns);
         if piece.is_answered {
             return;
@@ -482,13 +459,13 @@ impl Requester {
             clock.add_round_trip(now_ns, piece.first_sent_ns, piece.attempts);
         }
         if answers_clock || packet.status != Status::Done {
-            // What follows may make the packet due.
+            // The packet may become due below.
             self.next_due_ns = 0;
         }
         if answers_clock {
             // This answers a request for the clock; the packet itself has not been sent yet.
             if piece.stamp_ns.is_none() {
-                // The responder may have given the order up; a WQEP shows that it has not.
+                // The responder may have given up the order; only another WQEP shows that it has not.
                 let wait_ns = if packet.stamp_ns > kept_until_ns { REMINDER_NS } else { 0 };
                 (piece.due_ns, piece.attempts) = (now_ns + wait_ns, 0);
             }
@@ -508,7 +485,7 @@ impl Requester {
                 current.failed = None;
                 current.keep_first_piece();
                 if len == packet.payload.len() {
-                    self.mark_answered(now_ns, packet.stamp_ns, (index, place), memory);
+                    self.mark_answered(now_ns, packet.stamp_ns, (index, piece_index), memory);
                 } else {
                     self.fetch_answer(index, len);
                 }
@@ -517,50 +494,57 @@ impl Requester {
                 let (offset, len) = current.work.answer_range(piece.offset, piece.len);
                 if packet.payload.len() == len {
                     current.bytes[offset..offset + len].copy_from_slice(packet.payload);
-                    self.mark_answered(now_ns, packet.stamp_ns, (index, place), memory);
+                    self.mark_answered(now_ns, packet.stamp_ns, (index, piece_index), memory);
                 }
             }
             Status::Busy => {
                 (piece.is_busy, piece.is_known) = (true, true);
                 piece.due_ns = now_ns + clock.timeout_ns(piece.attempts);
             }
-            // The stamp is ahead of the responder's clock: a later copy will be valid.
-            Status::Expired if piece.stamp_ns.is_some_and(|stamp_ns| stamp_ns > packet.stamp_ns) => {}
-            Status::Expired if current.answer_of.is_some() => {
-                self.fail(now_ns, index, place, Outcome::MaybeDone);
-            }
-            // What has failed is neither begun anew nor awaited.
-            Status::Expired | Status::InProgress if current.failed.is_some() => {
-                current.mark_answered(place);
+            Status::Expired => self.handle_expired(now_ns, packet.stamp_ns, (index, piece_index)),
+            // The responder has forgotten the call, which it may have executed before.
+            Status::Refused if kind == Kind::Rdc => self.fail(now_ns, index, piece_index, Outcome::MaybeDone),
+            Status::Refused => self.fail(now_ns, index, piece_index, Outcome::Refused),
+            Status::InProgress if current.failed.is_some() => {
+                current.mark_answered(piece_index);
                 self.end_first(now_ns);
             }
-            // The responder had the call, and has forgotten it.
-            Status::Expired if piece.is_known && !piece.is_busy => {
-                self.fail(now_ns, index, place, Outcome::MaybeDone);
-            }
-            // If a copy had been executed, the record would still have it.
-            Status::Expired if now_ns.saturating_sub(piece.first_sent_ns) < 2 * self.grant.effect_life_ns => {
-                let patience_ns = self.patience_ns.unwrap_or(0);
-                let is_patient = piece.began_ns.is_some_and(|began_ns| now_ns < began_ns + patience_ns);
-                if piece.is_busy && !is_patient {
-                    self.fail(now_ns, index, place, Outcome::Busy);
-                    return;
-                }
-                piece.number = self.next_number;
-                (piece.stamp_ns, piece.attempts, piece.due_ns) = (None, 0, now_ns);
-                piece.is_known = false;
-                self.next_number += 1;
-            }
-            Status::Expired => self.fail(now_ns, index, place, Outcome::MaybeDone),
-            // The responder has forgotten the call, which it may have executed before.
-            Status::Refused if kind == Kind::Rdc => self.fail(now_ns, index, place, Outcome::MaybeDone),
-            Status::Refused => self.fail(now_ns, index, place, Outcome::Refused),
-            // The call is answered when the responder's process has executed it, however long that takes.
+            // There is no limit for the time that the responder's process takes.
             Status::InProgress => {
                 (piece.due_ns, piece.attempts, piece.began_ns) = (now_ns + REMINDER_NS, 1, Some(now_ns));
                 (piece.is_known, piece.is_busy) = (true, false);
             }
         }
+    }
+
+    /// Handles the answer, sent at `server_ns` of the responder's clock, that a packet had an invalid stamp and no effect.
+    fn handle_expired(&mut self, now_ns: u64, server_ns: u64, (index, piece_index): (usize, usize)) {
+        let current = &mut self.running[index];
+        let piece = &mut current.pieces[piece_index];
+        if piece.stamp_ns.is_some_and(|stamp_ns| stamp_ns > server_ns) {
+            // The stamp is ahead of the responder's clock: a later copy will be valid.
+            return;
+        }
+        // The responder had the call or its answer, and has forgotten it.
+        let was_forgotten = current.answer_of.is_some() || piece.is_known && !piece.is_busy;
+        // If a copy had been executed, the record would still have it.
+        let is_recorded = now_ns.saturating_sub(piece.first_sent_ns) < 2 * self.grant.effect_life_ns;
+        if current.answer_of.is_none() && current.failed.is_some() {
+            current.mark_answered(piece_index);
+            return self.end_first(now_ns);
+        }
+        if was_forgotten || !is_recorded {
+            return self.fail(now_ns, index, piece_index, Outcome::MaybeDone);
+        }
+        let patience_ns = self.patience_ns.unwrap_or(0);
+        let is_patient = piece.began_ns.is_some_and(|began_ns| now_ns < began_ns + patience_ns);
+        if piece.is_busy && !is_patient {
+            return self.fail(now_ns, index, piece_index, Outcome::Busy);
+        }
+        piece.number = self.next_number;
+        (piece.stamp_ns, piece.attempts, piece.due_ns) = (None, 0, now_ns);
+        piece.is_known = false;
+        self.next_number += 1;
     }
 
     /// Replaces a call by the read of its answer, of which the first bytes have arrived.
@@ -577,32 +561,32 @@ impl Requester {
         (running.first_open, running.sent, running.answered, running.in_flight) = (0, 0, 0, 0);
     }
 
-    /// Returns the sent packet with this number, by the index of its request and by its own.
-    fn sent_as(&self, number: u64) -> Option<(usize, usize)> {
+    /// Returns the sent packet with this number, as the indices of its request and of the packet.
+    fn find_sent(&self, number: u64) -> Option<(usize, usize)> {
         self.running.iter().enumerate().find_map(|(index, running)| {
             let mut open = running.open();
-            open.find(|(_, piece)| piece.number == number).map(|(place, _)| (index, place))
+            open.find(|(_, piece)| piece.number == number).map(|(piece_index, _)| (index, piece_index))
         })
     }
 
-    /// Handles the end of a packet, whose answer the responder has sent at `server_ns` of its clock.
+    /// Handles the answer to a packet, which the responder has sent at `server_ns` of its clock.
     fn mark_answered(
         &mut self,
         now_ns: u64,
         server_ns: u64,
-        (index, place): (usize, usize),
+        (index, piece_index): (usize, usize),
         memory: &impl Memory,
     ) {
         let running = &mut self.running[index];
-        let Piece { first_sent_ns, attempts, .. } = running.pieces[place];
-        self.window.on_answer(first_sent_ns, attempts, running.pieces[place].weight());
-        running.mark_answered(place);
+        let Piece { first_sent_ns, attempts, .. } = running.pieces[piece_index];
+        self.window.on_answer(first_sent_ns, attempts, running.pieces[piece_index].weight());
+        running.mark_answered(piece_index);
         if running.answered == running.pieces.len()
             && running.failed.is_none()
             && let Origin::Order { order, .. } = running.origin
             && order.kind == OrderKind::Write
         {
-            // A write takes effect here, so that it must not be late here.
+            // The write takes effect here, so it must not be late here.
             if server_ns > self.orders.kept_until_ns(running.origin) {
                 running.failed = Some(Outcome::MaybeDone);
             } else if memory.write(order.remote_key, order.remote, &running.bytes).is_err() {
@@ -613,16 +597,16 @@ impl Requester {
     }
 
     /// Records that a packet has failed.
-    fn fail(&mut self, now_ns: u64, index: usize, place: usize, outcome: Outcome) {
+    fn fail(&mut self, now_ns: u64, index: usize, piece_index: usize, outcome: Outcome) {
         let running = &mut self.running[index];
         if running.failed.is_none() || outcome == Outcome::MaybeDone {
             running.failed = Some(outcome);
         }
-        running.mark_answered(place);
+        running.mark_answered(piece_index);
         self.end_first(now_ns);
     }
 
-    /// Ends the first requests in progress, as far as they are complete, or have failed and nothing is in flight.
+    /// Ends requests in their order: each that is complete, or has failed and has nothing in flight.
     fn end_first(&mut self, now_ns: u64) {
         while let Some(first) = self.running.front() {
             let is_complete = first.failed.is_none() && first.answered == first.pieces.len();
@@ -653,13 +637,13 @@ impl Requester {
 }
 
 impl Piece {
-    /// Returns the number of packets as which this one counts in the window.
+    /// Returns the number of packets for which this one counts in the window.
     fn weight(&self) -> usize {
         self.len.div_ceil(PAYLOAD_BYTES_FIRST).max(1)
     }
 
-    /// Returns true if the requester stops waiting for the responder.
-    fn is_given_up(&self, now_ns: u64, patience_ns: u64) -> bool {
+    /// Returns true if the requester gives up the packet.
+    fn has_expired(&self, now_ns: u64, patience_ns: u64) -> bool {
         self.began_ns.is_some_and(|began_ns| now_ns >= began_ns + patience_ns)
     }
 }
@@ -712,13 +696,13 @@ impl Running {
     }
 
     /// Returns the kind of a packet.
-    fn kind_of(&self, place: usize) -> Kind {
-        if self.is_part(place) { Kind::Rdc } else { self.work.kind() }
+    fn kind_of(&self, piece_index: usize) -> Kind {
+        if self.is_part(piece_index) { Kind::Rdc } else { self.work.kind() }
     }
 
     /// Returns true if the packet is a part of the input of a call, which follows the call itself.
-    fn is_part(&self, place: usize) -> bool {
-        place > 0 && matches!(self.work, Work::Call { .. })
+    fn is_part(&self, piece_index: usize) -> bool {
+        piece_index > 0 && matches!(self.work, Work::Call { .. })
     }
 
     /// Returns true if the next packet may be sent: the responder must know a call before the parts of its input.
@@ -726,7 +710,7 @@ impl Running {
         !self.is_part(self.sent) || self.pieces[0].is_known && !self.pieces[0].is_busy
     }
 
-    /// Forgets all packets but the first, which has no answer yet.
+    /// Removes all packets except the first, which is not answered yet.
     fn keep_first_piece(&mut self) {
         self.pieces.truncate(1);
         (self.first_open, self.sent, self.answered) = (0, 1, 0);
@@ -738,10 +722,10 @@ impl Running {
         self.pieces[..self.sent].iter().enumerate().skip(self.first_open)
     }
 
-    fn mark_answered(&mut self, place: usize) {
-        self.pieces[place].is_answered = true;
+    fn mark_answered(&mut self, piece_index: usize) {
+        self.pieces[piece_index].is_answered = true;
         self.answered += 1;
-        self.in_flight -= self.pieces[place].weight();
+        self.in_flight -= self.pieces[piece_index].weight();
         while self.pieces[..self.sent].get(self.first_open).is_some_and(|piece| piece.is_answered) {
             self.first_open += 1;
         }

@@ -1,7 +1,7 @@
 //! The congestion window of a stateless pair's requester: the maximum number of packets in flight.
 //!
-//! It doubles in each round trip up to half of the window at the last loss, then grows by one packet in each. A loss
-//! halves it, at most once per round trip.
+//! The window doubles in each round trip until it reaches half of the window at the last loss. Then it grows by one packet
+//! per round trip. A loss halves the window, at most once per round trip.
 
 /// Minimum and first window: packets of 1 KiB that each requester may have in flight at any time.
 pub const WINDOW_PACKETS: usize = 16;
@@ -12,14 +12,14 @@ const WINDOW_PACKETS_MAX: usize = 256;
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) packets: usize,
-    /// Below this window, each answer adds a packet.
+    /// Window below which each answer adds a packet (slow start).
     threshold: usize,
     /// Answers since the last growth.
     answers: usize,
     /// Time of the last loss. Losses of packets that were sent before it belong to the same window.
     lost_ns: u64,
-    /// True once a packet that was first sent after the last loss is answered: a round trip has passed. Until then, further
-    /// timeouts may only show that the path has become longer.
+    /// True once a packet that was first sent after the last loss is answered, so a round trip has passed. Until then,
+    /// further timeouts do not prove a loss: the path may have become longer.
     is_past_loss: bool,
 }
 

@@ -7,7 +7,7 @@
 //!   payload, padded to 4 ─ acknowledgement, 16 bytes, if bit 0x10 of the opcode is set ─ tag, 16 bytes ─ ICRC, 4 bytes
 //! ```
 
-use super::tag::{Rights, TAG_BYTES};
+use super::tag::{Grant, Rights, TAG_BYTES};
 use crate::wire::{ICRC_BYTES, Qpn};
 
 /// Bit of the opcode of a request that has an [`Ack`].
@@ -22,7 +22,7 @@ const HEADER_BYTES: usize = 40;
 pub(super) const PAYLOAD_AT: usize = BTH_BYTES + HEADER_BYTES;
 /// Maximum payload of a stateless pair's packet, in bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 4_096;
-/// Maximum payload over a path whose MTU is unknown. With all headers, such a packet fits into an Ethernet frame of 1,500
+/// Maximum payload over a path whose MTU is unknown: with all headers, the packet fits into an Ethernet frame of 1,500
 /// bytes.
 pub const PAYLOAD_BYTES_FIRST: usize = 1_024;
 /// Length in bytes of a stateless pair's packet without its payload and padding.
@@ -40,7 +40,7 @@ pub(super) const PART_BYTES: usize = PAYLOAD_BYTES_FIRST;
 /// Length in bytes of the number of a call, the payload of a [`Kind::Gdc`].
 pub(super) const CALL_NUMBER_BYTES: usize = 8;
 
-/// Maximum length in bytes of what a [`Work::WriteNote`](super::Work::WriteNote) writes.
+/// Maximum number of bytes that a [`Work::WriteNote`](super::Work::WriteNote) writes to memory.
 pub const NOTED_BYTES_MAX: usize = 1 << 18;
 
 /// The kind of a packet.
@@ -96,7 +96,7 @@ pub enum Receiver {
 /// the answer to one of these; otherwise `None`. Reads only the opcode.
 pub fn receiver_of(packet: &[u8]) -> Option<Receiver> {
     let opcode = *packet.first()?;
-    // Packets of queue pairs, which pass here too, leave at once.
+    // Most packets of queue pairs end here.
     if opcode < Kind::Rd as u8 {
         return None;
     }
@@ -168,7 +168,7 @@ pub(super) enum Status {
     InProgress,
 }
 
-/// An RDA or a SENDA, done, that travels in a request of the end that answers.
+/// A successful RDA or SENDA that travels in a request of the answering end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ack {
     /// Number of the answered packet.
@@ -189,9 +189,9 @@ pub(super) struct Packet<'a> {
     pub(super) stamp_ns: u64,
     pub(super) address: u64,
     pub(super) rkey: u32,
-    /// In a GD, the number of bytes to read. In an RD, the number of bytes from `address` to the end of the request, of
-    /// which the payload has the first ones; in an RDM also the length of its message. In a CALL, the length of its
-    /// input, and in an RDC, the number of bytes to its end. In other packets, the length of the payload.
+    /// In a GD, the number of bytes to read. In an RD, the number of bytes from `address` to the end of the request, which
+    /// begin with the payload; in an RDM, this number plus the length of its message. In a CALL, the length of the input.
+    /// In an RDC, the number of bytes to the end of the input. In other packets, the length of the payload.
     pub(super) len: u32,
     pub(super) epoch: u32,
     pub(super) rights: Rights,
@@ -201,6 +201,25 @@ pub(super) struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
+    /// Returns a packet under a grant, without address and payload.
+    pub(super) fn new(kind: Kind, grant: &Grant, number: u64, stamp_ns: u64) -> Packet<'a> {
+        let Grant { qpn, rkey, rights, epoch, .. } = *grant;
+        Packet {
+            kind,
+            qpn,
+            number,
+            stamp_ns,
+            address: 0,
+            rkey,
+            len: 0,
+            epoch,
+            rights,
+            status: Status::Done,
+            payload: &[],
+            ack: None,
+        }
+    }
+
     /// Parses a packet without its ICRC. Returns the packet, its bytes before the tag, and the tag.
     // [ROCE-STATELESS-1]
     pub(super) fn parse(body: &'a [u8]) -> Option<(Packet<'a>, &'a [u8], &'a [u8; TAG_BYTES])> {
@@ -271,12 +290,12 @@ impl<'a> Packet<'a> {
         self.emit_around(self.payload.len(), buffer)
     }
 
-    /// Writes the packet, as [`Packet::emit`] does, but with the `carried` bytes of payload that `buffer` has already at
+    /// Writes the packet, as [`Packet::emit`] does, around `carried` bytes of payload that `buffer` already has at
     /// [`PAYLOAD_AT`].
     pub(super) fn emit_around(&self, carried: usize, buffer: &mut [u8]) -> usize {
         let padded = carried.next_multiple_of(4);
         buffer[0] = self.kind as u8 | self.ack.map_or(0, |_| HAS_ACK);
-        // Migrated path, padding; the default partition.
+        // Bit "migrated" and length of the padding; then the default partition.
         buffer[1] = 0x40 | ((padded - carried) as u8) << 4;
         buffer[2..5].copy_from_slice(&[0xff, 0xff, 0]);
         buffer[5..8].copy_from_slice(&self.qpn.value().to_be_bytes()[1..]);

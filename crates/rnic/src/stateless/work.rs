@@ -50,16 +50,16 @@ pub enum Work {
         bytes: Vec<u8>,
     },
     /// Writes at most [`NOTED_BYTES_MAX`] bytes, and sends the note, a message of [`NOTE_BYTES`], to the responder's
-    /// process. Each packet of a long write carries the note: the message arrives as often, each time with the number of
-    /// bytes that are written then; see [`Message::written_bytes`](super::Message::written_bytes).
+    /// process. Each packet of a long write carries the note, so the message arrives once per packet, each time with the
+    /// number of bytes that this packet has written; see [`Message::written_bytes`](super::Message::written_bytes).
     WriteNote {
         /// Address of the first byte in the responder's memory.
         address: u64,
         /// The note, and then the bytes to write.
         note_and_bytes: Vec<u8>,
     },
-    /// Sends a message of at most [`CALL_BYTES_MAX`] bytes to the responder's process, which gets it whole and answers it.
-    /// [`Outcome::Success`] returns the answer. Later requests of the requester wait until then.
+    /// Sends a message of at most [`CALL_BYTES_MAX`] bytes to the responder's process, which receives it in one piece, and
+    /// answers it. [`Outcome::Success`] returns the answer. Later requests of the requester wait for the answer.
     Call {
         /// The bytes of the message.
         bytes: Vec<u8>,
@@ -79,7 +79,7 @@ impl Work {
         }
     }
 
-    /// Returns the number of bytes to divide among packets, which excludes the note of each packet.
+    /// Returns the number of bytes to divide among packets, without the note of each packet.
     pub(super) fn len(&self) -> usize {
         match self {
             Work::Read { len, .. } => *len,
@@ -100,7 +100,7 @@ impl Work {
     }
 
     /// Returns the address and the length in the header of the packet with `len` bytes at `offset`.
-    pub(super) fn place(&self, offset: usize, len: usize) -> (u64, usize) {
+    pub(super) fn header_fields(&self, offset: usize, len: usize) -> (u64, usize) {
         match self {
             // The responder checks the rest of the request with each packet, so a refused write changes nothing.
             Work::Write { address, bytes } => (address.wrapping_add(offset as u64), bytes.len() - offset),
@@ -201,8 +201,7 @@ pub enum Outcome {
     /// done.
     Refused,
     /// The responder had no room for the request for T, or for the requester's patience if that is longer, and did not
-    /// execute it.
-    /// Parts of a request of several packets may be done.
+    /// execute it. Parts of a request of several packets may be done.
     Busy,
     /// The responder does not answer, or the request became older than T. The request is done, done in part, or not
     /// done.

@@ -1,4 +1,4 @@
-//! The steps of a stateless lane: what [`super::super::stateless`] needs from the connection, the socket and the memory.
+//! Connects stateless lanes ([`super::super::stateless`]) with the socket, the responder and the registered memory.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,18 +15,18 @@ use super::super::port::Port;
 use super::super::stateless::{grant_of, grants_of};
 use super::{Connection, Lane, LaneContext, Waiting};
 
-/// Length in bytes at which a train leaves, so that the peer checks its tags while this end computes those of the next
-/// one. Of 16, 24, 32, 48 and 64 KiB, 24 is the fastest for 64 KiB on loopback.
+/// Length in bytes at which a train is sent, so that the peer checks its tags while this end computes the tags of the next
+/// train. Of 16, 24, 32, 48 and 64 KiB, 24 KiB is the fastest for a transfer of 64 KiB on loopback.
 const TRAIN_BYTES: usize = 24 << 10;
 
 impl Connection {
-    /// Returns the keys with which the peer accesses all registered memory of this end; `None` if the lanes are stateful.
+    /// Returns the grants by which the peer accesses all registered memory of this end; `None` if the lanes are stateful.
     pub(in crate::roce) fn grants(&self) -> Option<Grants> {
         let port = self.port_use.port();
         self.is_stateless().then(|| grants_of(&lock(&port.responder), self.address, &self.their_qpns))
     }
 
-    /// Installs the peer's grants in stateless lanes, unless they have some.
+    /// Installs the peer's grants in stateless lanes that have none yet.
     pub(in crate::roce) fn install(&self, grants: &Grants, patience: Duration) {
         for ((mut lane, grant), qpn) in self.lanes().zip(grants).zip(&self.qpns) {
             // The number of the first packet is random, so no earlier requester used the numbers after it.
@@ -65,7 +65,7 @@ impl Lane {
         self.stateless.as_ref().map_or_else(queue_pair, |stateless| stateless.window_packets() as u32)
     }
 
-    /// Fills a stateless lane with the waiting requests whose turn it is.
+    /// Posts waiting requests to a stateless lane, while it takes some.
     fn fill_stateless(&mut self) {
         let part_bytes = PART_BYTES_MAX.into();
         while self.stateless.as_ref().is_some_and(StatelessLane::takes_request) {
@@ -80,7 +80,7 @@ impl Lane {
         }
     }
 
-    /// Posts a request whose turn it is to a stateless lane.
+    /// Posts a request to a stateless lane.
     pub(super) fn post_stateless(&mut self, waiting: Waiting) {
         let request = self.hold(waiting);
         if let Some(stateless) = &mut self.stateless {
@@ -88,9 +88,9 @@ impl Lane {
         }
     }
 
-    /// Answers requests of stateless lanes that arrived from `from` at the given times in ns. Returns the number of those
-    /// that the peer sent. If `holds` is true, keeps answers without bytes for the next poll: a process that has waited
-    /// for the request proceeds before the answer is sent, and its own next request carries it.
+    /// Executes requests of a stateless lane that arrived from `from` at the given times in ns, and answers them. Returns the
+    /// number of requests that the peer sent. If `holds` is true, keeps answers without bytes until the next poll: then a
+    /// process that waits for the request continues first, and its next request carries the answer.
     pub(in crate::roce) fn answer_requests<'p>(
         &mut self,
         connection: &Connection,
@@ -119,7 +119,7 @@ impl Lane {
                     return None;
                 }
                 let executed = responder.execute(arrived_ns, from, body, &view, buffer);
-                // A reference, because a move of the answer costs as much as its tag.
+                // A reference, because moving the answer takes as long as computing its tag.
                 let answer = executed.as_ref()?;
                 handled += 1;
                 if let Some(message) = responder.poll_message() {
@@ -144,7 +144,7 @@ impl Lane {
     }
 
     /// Handles answers to requests of a stateless lane that arrived from `from` at the given times in ns. Returns the
-    /// number of those that the peer sent.
+    /// number of answers that the peer sent.
     pub(in crate::roce) fn handle_answers<'p>(
         &mut self,
         connection: &Connection,
@@ -164,7 +164,7 @@ impl Lane {
         handled
     }
 
-    /// Sends the packets of a stateless lane that are due. Returns the time of the next timer, in ns.
+    /// Sends the due packets of a stateless lane. Returns the time of its next timer, in ns.
     pub(super) fn transmit_stateless(
         &mut self,
         connection: &Connection,
@@ -175,11 +175,11 @@ impl Lane {
         let (clock, mut has_sent) = (*lock(connection.clock.as_ref()?), false);
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let ends = (*own_address, *address);
-        // Packets are not cut, so they are as short as at first until the path is known.
+        // A lane never divides a packet again, so its packets stay short until the path MTU is known.
         if let Some(stateless) = self.stateless.as_mut().filter(|_| self.qp.knows_path()) {
             stateless.set_packet_max(packet_bytes_max(self.qp.path_mtu()));
         }
-        // Where trains are lost, another train would be lost, too.
+        // After a loss, packets are sent one by one, because the path may drop trains.
         let repeats =
             self.stateless.as_ref().is_some_and(|stateless| stateless.has_due_repeat(context.now_ns));
         let singly = singly || repeats;
@@ -188,7 +188,7 @@ impl Lane {
             let view = View { registered: context.registered, salt: *salt, held: &self.held };
             let len = self.stateless.as_mut()?.poll_transmit(context.now_ns, &clock, &view, buffer);
             has_sent |= len.is_some();
-            // Answers are shorter than requests, so both fit into one train.
+            // Answers are not longer than requests, so they may follow in the same train.
             len.or_else(|| {
                 let sends_answers = has_sent || !holds_answers;
                 self.stateless.as_mut().filter(|_| sends_answers)?.poll_answer(buffer)

@@ -27,7 +27,7 @@ struct Origin {
 }
 
 impl<'a> Run<'a> {
-    /// Adds a packet to the last run, or to a new one. Returns false if the packet is none of a stateless lane.
+    /// Adds a packet to the last run, or to a new one. Returns false if the packet does not belong to a stateless lane.
     pub(super) fn add(runs: &mut Vec<Run<'a>>, (meta, packet): (&'a RecvMeta, &'a [u8])) -> bool {
         let (Some(receiver), Some(qpn)) = (receiver_of(packet), dest_qp(packet)) else { return false };
         let origin = Origin { from: canonical(meta.addr), qpn, receiver };
@@ -40,8 +40,8 @@ impl<'a> Run<'a> {
 }
 
 impl Core {
-    /// Handles the packets of consecutive runs. If `held_acks` is given, adds lanes to this list instead of sending
-    /// answers that may wait.
+    /// Handles the packets of consecutive runs. If `held_acks` is given, keeps answers that may wait, and adds their lanes to
+    /// this list.
     pub(super) fn handle_runs(
         &self,
         runs: &[Run<'_>],
@@ -59,7 +59,7 @@ impl Core {
                 }
                 (one, other) => one.is_none() && other.is_none(),
             };
-            // Requests and answers of the same lane share a step: the answers permit the lane to send its next request.
+            // Requests and answers of the same lane are handled together, because answers permit further requests.
             let count = rest.iter().take_while(is_same).count();
             let of_lane = &runs[runs.len() - rest.len()..][..count];
             match first {
@@ -85,8 +85,7 @@ impl Core {
         received: &mut Received,
         held_acks: Option<&mut HeldAcks>,
     ) {
-        // A packet may wait for longer than its effect may be delayed, if this process did not run: its age is that of
-        // its arrival.
+        // If this process did not run, a packet may have waited for a long time: its age counts from its arrival.
         let lease = self.config.lease;
         let (was_up, mut outcome) = (connection.is_up(), Outcome::default());
         let mut lane = connection.lane(index);
@@ -122,7 +121,7 @@ impl Core {
         self.end_if_over(connection, outcome.broken);
     }
 
-    /// Returns the lane of a run: requests carry the number of the peer's queue pair, answers that of this end's.
+    /// Returns the lane of a run. Requests contain the number of the peer's queue pair, answers the number of this end's.
     fn lane_of(&self, run: &Run<'_>) -> Option<(Arc<Connection>, usize)> {
         let (table, Origin { from, qpn, receiver }) = (read(&self.table), run.origin);
         let found = match receiver {

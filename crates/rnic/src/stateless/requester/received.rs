@@ -6,7 +6,6 @@ use std::mem;
 use super::super::clock::ServerClock;
 use super::super::orders::{END_PATIENCE_NS, EndedOrders, LEASE_NS, Order, OrderKind};
 use super::super::responder::seal;
-use super::super::tag::Grant;
 use super::super::wire::{Kind, Packet, Status};
 use super::super::work::Work;
 use super::{CLOCK_REQUEST, ORDERS_MAX, Origin, Posted, Requester};
@@ -15,7 +14,7 @@ use crate::memory::{Access, Memory, Refused};
 /// Orders that this requester has received from the responder.
 #[derive(Debug, Default)]
 pub(super) struct ReceivedOrders {
-    /// Orders whose age is unknown until the responder's clock is known.
+    /// Orders of unknown age: the responder's clock is not known yet.
     pub(super) undated: Vec<ReceivedOrder>,
     /// Time at which the requester last asked for the responder's clock.
     pub(super) asked_ns: Option<u64>,
@@ -79,21 +78,9 @@ impl Requester {
         } else {
             return None;
         };
-        let Grant { qpn, rkey, rights, epoch, .. } = self.grant;
-        let packet = Packet {
-            kind,
-            qpn,
-            number,
-            stamp_ns: clock.now_ns(now_ns, u64::MAX).unwrap_or(0),
-            address: 0,
-            rkey,
-            len: payload.len() as u32,
-            epoch,
-            rights,
-            status,
-            payload,
-            ack: None,
-        };
+        let stamp_ns = clock.now_ns(now_ns, u64::MAX).unwrap_or(0);
+        let len = payload.len() as u32;
+        let packet = Packet { len, status, payload, ..Packet::new(kind, &self.grant, number, stamp_ns) };
         Some(seal(&packet, &self.grant.key, buffer))
     }
 
