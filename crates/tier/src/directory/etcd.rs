@@ -22,7 +22,7 @@ mod tasks;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use self::records::Keys;
-use self::tasks::Task;
+use self::tasks::{Claim, Task};
 use super::{Directory, DirectoryEvent, DirectoryFigures, DirectoryOutput, HomeReply};
 use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, Requester};
 use crate::members::NodeLoss;
@@ -104,7 +104,7 @@ pub struct EtcdDirectory {
     is_unavailable: bool,
     /// True if the store has no space left, so that it can only be read.
     is_full: bool,
-    /// Why the last failed request failed.
+    /// Cause of the last failure of a request.
     last_failure: String,
     /// The problem reported to users, until its end is reported.
     reported: Option<StoreProblem>,
@@ -135,7 +135,7 @@ struct HomeRequest {
 impl HomeRequest {
     fn requester(&self) -> Requester {
         match self.query {
-            HomeQuery::Claim { requester, .. } | HomeQuery::Forget { requester, .. } => requester,
+            HomeQuery::Claim(Claim { requester, .. }) | HomeQuery::Forget { requester, .. } => requester,
         }
     }
 }
@@ -143,7 +143,7 @@ impl HomeRequest {
 #[derive(Debug)]
 enum HomeQuery {
     /// A claim that found the name taken.
-    Claim { requester: Requester, name: Box<str>, region: RegionId, tries: u8 },
+    Claim(Claim),
     /// A request to forget the name.
     Forget { requester: Requester, taken: Pair },
 }
@@ -153,7 +153,7 @@ struct Sent {
     task: Task,
     /// The store's last known revision when sent. A lower one in the result shows that the store was restored.
     revision: u64,
-    /// First: true if the transaction writes when its conditions hold. Second: true if it writes when they fail.
+    /// True if the transaction writes when its conditions fail, and when they hold.
     writes: [bool; 2],
 }
 
@@ -215,7 +215,7 @@ impl EtcdDirectory {
     fn send(&mut self, task: Task, transaction: Transaction) {
         self.last_id += 1;
         self.repairs_in_flight += usize::from(task.is_repair());
-        let writes = [true, false].map(|succeeded| transaction.writes(succeeded));
+        let writes = [false, true].map(|succeeded| transaction.writes(succeeded));
         self.in_flight.insert(self.last_id, Sent { task, revision: self.revision, writes });
         self.outputs.push_back(DirectoryOutput::Store { id: self.last_id, transaction });
     }
@@ -226,6 +226,10 @@ impl EtcdDirectory {
 
     fn report(&mut self, news: News) {
         self.outputs.push_back(DirectoryOutput::News(news));
+    }
+
+    fn time_of_day_ns(&self) -> u64 {
+        self.epoch_ns.saturating_add(self.now_ns)
     }
 
     /// Starts as many repairs as permitted.
@@ -370,8 +374,7 @@ impl EtcdDirectory {
     /// Returns true if a region of this node has that name, or may get it.
     fn may_have(&self, name: &str, region: RegionId) -> bool {
         let is_of = |task: &Task| match task {
-            Task::Claim { name: other, region: its, .. }
-            | Task::CheckHolder { name: other, region: its, .. } => **other == *name && *its == region,
+            Task::Claim(claim) | Task::CheckHolder { claim, .. } => claim.is_of(name, region),
             // The region was handed over, and its next home may not have written the name yet.
             Task::Update { name: other, record }
             | Task::Write { name: other, record }
@@ -379,10 +382,7 @@ impl EtcdDirectory {
             | Task::Clear { name: other, record } => **other == *name && record.region == region,
             _ => false,
         };
-        let is_claim = |request: &HomeRequest| {
-            matches!(&request.query, HomeQuery::Claim { name: other, region: its, .. }
-                if **other == *name && *its == region)
-        };
+        let is_claim = |request: &HomeRequest| matches!(&request.query, HomeQuery::Claim(claim) if claim.is_of(name, region));
         self.own_names.get(name).is_some_and(|(own, _)| *own == region)
             || self.doubtful.get(name).is_some_and(|record| record.region == region)
             || self.unfenced.iter().chain(&self.repairs).any(is_of)
@@ -496,7 +496,7 @@ impl Directory for EtcdDirectory {
         self.repairs_in_flight -= usize::from(task.is_repair());
         match result {
             Ok(stored) => {
-                self.update_store_state(revision, writes[usize::from(!stored.succeeded)], &stored);
+                self.update_store_state(revision, writes[usize::from(stored.succeeded)], &stored);
                 self.finish(task, stored);
             }
             Err(StoreFailure { may_be_done, is_full, has_others, reason }) => {
@@ -527,12 +527,10 @@ impl Directory for EtcdDirectory {
         self.now_ns = now_ns;
         let Some(HomeRequest { home, query }) = self.home_requests.remove(&id) else { return };
         match (query, reply) {
-            (HomeQuery::Claim { requester, name, region, tries }, HomeReply::Freed)
-                if tries < tasks::TRIES_MAX =>
-            {
-                self.begin(Task::Claim { requester, name, region, tries: tries + 1 })
+            (HomeQuery::Claim(claim), HomeReply::Freed) if claim.tries < tasks::TRIES_MAX => {
+                self.begin(Task::Claim(claim.again()))
             }
-            (HomeQuery::Claim { requester, .. }, _) => self.answer(requester, Err(ErrorReply::NameTaken)),
+            (HomeQuery::Claim(claim), _) => self.answer(claim.requester, Err(ErrorReply::NameTaken)),
             (HomeQuery::Forget { requester, .. }, HomeReply::Freed) => {
                 self.answer(requester, Ok(Reply::Done))
             }

@@ -38,7 +38,7 @@ impl EtcdDirectory {
     /// its requests can arrive any more. Removes the record of an unconnected incarnation if that incarnation has not
     /// rewritten its key since the previous removal, as living nodes do.
     pub(super) fn clean_homes(&mut self, referenced: &BTreeSet<NodeIncarnation>, stored: &Stored) {
-        let now_ns = self.epoch_ns.saturating_add(self.now_ns);
+        let now_ns = self.time_of_day_ns();
         let before = std::mem::take(&mut self.unreferenced);
         let mut gone = Vec::new();
         for pair in stored.pairs(0) {

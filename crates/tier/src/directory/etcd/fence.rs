@@ -125,11 +125,11 @@ impl EtcdDirectory {
     /// this node started count as earlier, since a later incarnation ends this one, not the reverse.
     pub(super) fn end_predecessors(&mut self, stored: &Stored) {
         let me = self.me;
+        let at_ns = self.time_of_day_ns();
         let predecessors = self.predecessors.get_or_insert_with(|| {
             let all = stored.pairs(0).iter().filter_map(|pair| self.keys.incarnation_of(&pair.key));
             all.filter(|other| other.node == me.node && *other != me).collect()
         });
-        let at_ns = self.epoch_ns.saturating_add(self.now_ns);
         let ended = HomeRecord::Ended { cause: LossCause::Unreachable, at_ns, by: Some(me) }.emit();
         for pair in stored.pairs(0) {
             let incarnation = self.keys.incarnation_of(&pair.key);

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use super::records::NameRecord;
 use super::store::{Compare, Pair, Step, Stored, Transaction};
-use super::tasks::{TRIES_MAX, Task};
+use super::tasks::{Claim, TRIES_MAX, Task};
 use super::{EtcdDirectory, RETRY_NS};
 use crate::directory::{DirectoryOutput, NAMES_PER_ANSWER_MAX};
 use crate::ids::{NodeIncarnation, Requester};
@@ -178,16 +178,16 @@ impl EtcdDirectory {
         is_closed
     }
 
-    /// Makes a request wait that found the store closed. Answers it after some tries, because the return may have been
+    /// Makes a claim wait that found the store closed. Refuses it after some tries, because the return may have been
     /// interrupted.
-    pub(super) fn wait_for_return(&mut self, requester: Requester, tries: u8, task: Task, closed: &Pair) {
+    pub(super) fn wait_for_return(&mut self, claim: Claim, closed: &Pair) {
         if closed.value == CLOSED {
             self.outputs.push_back(DirectoryOutput::Closed);
-        } else if tries >= TRIES_MAX {
+        } else if claim.tries >= TRIES_MAX {
             let reason = "the names are being moved back to node 0; if that was interrupted, start node 0 again or repeat `halite directory back`";
-            return self.answer(requester, Err(ErrorReply::DirectoryOut { reason: reason.to_owned() }));
+            return self.answer(claim.requester, Err(ErrorReply::DirectoryOut { reason: reason.to_owned() }));
         }
-        self.unfenced.push(task);
+        self.unfenced.push(Task::Claim(claim.again()));
         self.retry_ns = self.retry_ns.min(self.now_ns.saturating_add(RETRY_NS));
     }
 

@@ -19,24 +19,26 @@ pub(super) const TRIES_MAX: u8 = 8;
 /// A name that sorts after all names of locks and barriers.
 const LAST_RESERVED: &str = "\0\u{10ffff}";
 
+/// A request of a name for a region of this node.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub(super) requester: Requester,
+    pub(super) name: Box<str>,
+    pub(super) region: RegionId,
+    /// Number of earlier tries.
+    pub(super) tries: u8,
+}
+
 /// A task in flight.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
     /// Claims a name.
-    Claim {
-        requester: Requester,
-        name: Box<str>,
-        region: RegionId,
-        tries: u8,
-    },
+    Claim(Claim),
     /// Checks whether the incarnation that holds a claimed name has ended.
     CheckHolder {
-        requester: Requester,
-        name: Box<str>,
-        region: RegionId,
+        claim: Claim,
         taken: Pair,
         home: NodeIncarnation,
-        tries: u8,
     },
     /// Releases a name; `exactly` is the revision of its record if that differed from the expected one.
     Release {
@@ -174,12 +176,24 @@ pub(super) enum Task {
     Unchecked(Transaction),
 }
 
+impl Claim {
+    /// Returns the next try.
+    pub(super) fn again(self) -> Claim {
+        Claim { tries: self.tries + 1, ..self }
+    }
+
+    /// Returns true if the claim is for this name and region.
+    pub(super) fn is_of(&self, name: &str, region: RegionId) -> bool {
+        *self.name == *name && self.region == region
+    }
+}
+
 impl Task {
     /// Returns the task for a request, or `None` if the directory does not serve such requests.
     pub(super) fn of(requester: Requester, request: Request) -> Option<Task> {
         let task = match request {
             Request::ClaimName { name, region } => {
-                Task::Claim { requester, name: name.into(), region, tries: 0 }
+                Task::Claim(Claim { requester, name: name.into(), region, tries: 0 })
             }
             Request::ReleaseName { name, region } => {
                 let record = NameRecord { region, home: requester.incarnation, epoch: Default::default() };
@@ -228,8 +242,8 @@ impl Task {
 
     pub(super) fn requester(&self) -> Option<Requester> {
         match self {
-            Task::Claim { requester, .. }
-            | Task::CheckHolder { requester, .. }
+            Task::Claim(Claim { requester, .. })
+            | Task::CheckHolder { claim: Claim { requester, .. }, .. }
             | Task::Find { requester, .. }
             | Task::FindHome { requester, .. }
             | Task::List { requester, .. }
@@ -251,10 +265,13 @@ impl EtcdDirectory {
     pub(super) fn begin(&mut self, task: Task) {
         let keys = &self.keys;
         let transaction = match &task {
-            Task::Claim { requester, name, .. } if self.doubtful.contains_key(name) => {
-                return self.answer(*requester, Err(self.unavailable_error()));
+            Task::Claim(claim) if self.doubtful.contains_key(&claim.name) => {
+                return self.answer(claim.requester, Err(self.unavailable_error()));
             }
-            Task::Claim { .. } => return self.claim(task),
+            Task::Claim(claim) => match self.fence {
+                Some(fence) => self.claim_transaction(claim, None, fence),
+                None => return self.wait_for_fence(task),
+            },
             Task::CheckHolder { home, .. }
             | Task::CheckRival { home, .. }
             | Task::ForgetTaken { home, .. } => Transaction::read(vec![Step::Get(keys.home(*home))]),
@@ -348,39 +365,33 @@ impl EtcdDirectory {
         self.keys.name_of(&last.key).map(str::to_owned)
     }
 
-    fn claim(&mut self, task: Task) {
-        let Task::Claim { requester, name, region, .. } = &task else { return };
-        let Some(fence) = self.fence else {
-            match self.unfenced.len() < REQUESTS_MAX {
-                true => self.unfenced.push(task),
-                false => self.answer(*requester, Err(self.unavailable_error())),
+    fn wait_for_fence(&mut self, task: Task) {
+        match task.requester() {
+            Some(requester) if self.unfenced.len() >= REQUESTS_MAX => {
+                self.answer(requester, Err(self.unavailable_error()))
             }
-            return self.begin_fencing();
-        };
-        let transaction = self.claim_transaction(name, *region, None, fence);
-        self.send(task, transaction);
+            _ => self.unfenced.push(task),
+        }
+        self.begin_fencing();
     }
 
-    /// Returns the transaction that gives the name to a region of this node, if its record is still as `found` and the
-    /// store is open.
-    fn claim_transaction(
-        &self,
-        name: &str,
-        region: RegionId,
-        found: Option<&Pair>,
-        fence: u64,
-    ) -> Transaction {
-        let (key, home, closed) = (self.keys.name(name), self.keys.home(self.me), self.keys.closed());
-        let record = NameRecord { region, home: self.me, epoch: Default::default() };
+    /// Returns the transaction that executes a claim if the name's record is still as `found`, the fence is unchanged, and
+    /// the store is open.
+    fn claim_transaction(&self, claim: &Claim, found: Option<&Pair>, fence: u64) -> Transaction {
+        let (key, home, closed) = (self.keys.name(&claim.name), self.keys.home(self.me), self.keys.closed());
         Transaction {
             compares: vec![
                 Compare::still(&key, found),
                 Compare::WrittenAt(home.clone(), fence),
                 Compare::Absent(closed.clone()),
             ],
-            then: vec![Step::Put(key.clone(), record.emit())],
+            then: vec![Step::Put(key.clone(), self.claimed_record(claim.region).emit())],
             otherwise: vec![Step::Get(key), Step::Get(home), Step::Get(closed)],
         }
+    }
+
+    fn claimed_record(&self, region: RegionId) -> NameRecord {
+        NameRecord { region, home: self.me, epoch: Default::default() }
     }
 
     /// Handles the result of a task's transaction.
@@ -390,21 +401,19 @@ impl EtcdDirectory {
             return self.unfenced.push(task);
         }
         match task {
-            Task::Claim { requester, name, region, tries } => {
-                self.finish_claim((requester, name, region, tries), &stored)
-            }
-            Task::CheckHolder { requester, name, region, taken, home, tries } => {
-                match self.ending_of(home, stored.first(0)).is_some() && !self.was_handed_over(&name, &taken)
-                {
-                    true => self.claim_lost((requester, name, region, tries), &taken),
+            Task::Claim(claim) => self.finish_claim(claim, &stored),
+            Task::CheckHolder { claim, taken, home } => {
+                let has_ended = self.ending_of(home, stored.first(0)).is_some();
+                match NameRecord::parse(&taken.value).map(|record| record.region) {
+                    // A region that this node has handed over is not lost.
+                    holder
+                        if has_ended && !holder.is_some_and(|region| self.may_have(&claim.name, region)) =>
+                    {
+                        self.claim_lost(claim, &taken)
+                    }
                     // The home may have freed the name, and the store may have lost that write.
-                    false => match NameRecord::parse(&taken.value).map(|record| record.region) {
-                        Some(its) => {
-                            let query = HomeQuery::Claim { requester, name: name.clone(), region, tries };
-                            self.ask_home(home, &name, its, query)
-                        }
-                        None => self.answer(requester, Err(ErrorReply::NameTaken)),
-                    },
+                    Some(holder) => self.ask_home(home, &claim.name.clone(), holder, HomeQuery::Claim(claim)),
+                    None => self.answer(claim.requester, Err(ErrorReply::NameTaken)),
                 }
             }
             Task::Release { requester, name, record, .. } => {
@@ -514,9 +523,8 @@ impl EtcdDirectory {
 
     /// Records that an earlier try of a claim may have written the name.
     pub(super) fn mark_doubtful(&mut self, task: &Task) {
-        if let Task::Claim { name, region, tries: 1.., .. } = task {
-            let record = NameRecord { region: *region, home: self.me, epoch: Default::default() };
-            self.doubtful.insert(name.clone(), record);
+        if let Task::Claim(Claim { name, region, tries: 1.., .. }) = task {
+            self.doubtful.insert(name.clone(), self.claimed_record(*region));
         }
     }
 
@@ -524,9 +532,9 @@ impl EtcdDirectory {
     pub(super) fn fail(&mut self, task: Task, may_be_done: bool, has_others: bool) {
         let task = match task {
             // After a new fence, the claim is repeated at another endpoint, and the first one has no effect any more.
-            Task::Claim { requester, name, region, tries } if has_others && tries < TRIES_MAX => {
+            Task::Claim(claim) if has_others && claim.tries < TRIES_MAX => {
                 self.fence = None;
-                self.unfenced.push(Task::Claim { requester, name, region, tries: tries + 1 });
+                self.unfenced.push(Task::Claim(claim.again()));
                 return self.begin_fencing();
             }
             Task::Fence if has_others && !self.is_leaving => {
@@ -541,9 +549,8 @@ impl EtcdDirectory {
             self.answer(requester, Err(ErrorReply::DirectoryOut { reason }));
         }
         match task {
-            Task::Claim { requester: _, name, region, .. } if may_be_done => {
-                let record = NameRecord { region, home: self.me, epoch: Default::default() };
-                self.doubtful.insert(name, record);
+            Task::Claim(Claim { name, region, .. }) if may_be_done => {
+                self.doubtful.insert(name, self.claimed_record(region));
                 // Claims wait for the next fence, which invalidates those sent under this one.
                 self.fence = None;
             }
@@ -572,63 +579,46 @@ impl EtcdDirectory {
         }
     }
 
-    fn finish_claim(
-        &mut self,
-        (requester, name, region, tries): (Requester, Box<str>, RegionId, u8),
-        stored: &Stored,
-    ) {
-        if stored.succeeded {
-            self.own_names.insert(name, (region, Default::default()));
-            return self.answer(requester, Ok(Reply::Done));
+    fn finish_claim(&mut self, claim: Claim, stored: &Stored) {
+        let (taken, home) = (stored.first(0).filter(|_| !stored.succeeded), stored.first(1));
+        let holder = taken.and_then(|taken| NameRecord::parse(&taken.value));
+        if stored.succeeded || holder.is_some_and(|holder| holder.region == claim.region) {
+            self.own_names.insert(claim.name, (claim.region, Default::default()));
+            return self.answer(claim.requester, Ok(Reply::Done));
         }
-        let (taken, home) = (stored.first(0), stored.first(1));
-        let again = Task::Claim { requester, name: name.clone(), region, tries: tries + 1 };
-        let is_ours = |taken: &Pair| NameRecord::parse(&taken.value).is_some_and(|its| its.region == region);
-        if let Some(closed) = stored.first(2).filter(|_| !taken.is_some_and(is_ours)) {
-            return self.wait_for_return(requester, tries, again, closed);
+        if let Some(closed) = stored.first(2) {
+            return self.wait_for_return(claim, closed);
         }
-        match taken {
-            Some(taken) if is_ours(taken) => {
-                self.own_names.insert(name, (region, Default::default()));
-                self.answer(requester, Ok(Reply::Done));
+        match (taken, holder) {
+            (Some(taken), Some(holder)) => {
+                self.begin(Task::CheckHolder { claim, taken: taken.clone(), home: holder.home })
             }
-            Some(taken) => match NameRecord::parse(&taken.value) {
-                Some(record) => {
-                    let (taken, home) = (taken.clone(), record.home);
-                    self.begin(Task::CheckHolder { requester, name, region, taken, home, tries })
-                }
-                None => self.refuse_damaged(requester, &taken.key),
-            },
-            None if tries == TRIES_MAX => self.answer(requester, Err(self.unavailable_error())),
+            (Some(taken), None) => self.refuse_damaged(claim.requester, &taken.key),
+            (None, _) if claim.tries == TRIES_MAX => {
+                self.answer(claim.requester, Err(self.unavailable_error()))
+            }
             // The fence was rewritten or removed in the meantime.
-            None => {
+            (None, _) => {
                 let is_as_written = home.map(|pair| pair.written_at) == self.fence;
                 if !is_as_written && !self.is_fencing {
                     self.begin_fencing();
-                    self.unfenced.push(again);
+                    self.unfenced.push(Task::Claim(claim.again()));
                 } else {
-                    self.begin(again);
+                    self.begin(Task::Claim(claim.again()));
                 }
             }
         }
     }
 
-    /// Returns true if the recorded home of a name has handed its region over.
-    fn was_handed_over(&self, name: &str, taken: &Pair) -> bool {
-        NameRecord::parse(&taken.value).is_some_and(|record| self.may_have(name, record.region))
-    }
-
     /// Claims a name whose region was lost.
-    fn claim_lost(
-        &mut self,
-        (requester, name, region, tries): (Requester, Box<str>, RegionId, u8),
-        taken: &Pair,
-    ) {
-        let Some(fence) = self.fence.filter(|_| tries < TRIES_MAX) else {
-            return self.answer(requester, Err(self.unavailable_error()));
-        };
-        let transaction = self.claim_transaction(&name, region, Some(taken), fence);
-        self.send(Task::Claim { requester, name, region, tries: tries + 1 }, transaction);
+    fn claim_lost(&mut self, claim: Claim, taken: &Pair) {
+        match self.fence.filter(|_| claim.tries < TRIES_MAX) {
+            Some(fence) => {
+                let transaction = self.claim_transaction(&claim, Some(taken), fence);
+                self.send(Task::Claim(claim.again()), transaction);
+            }
+            None => self.answer(claim.requester, Err(self.unavailable_error())),
+        }
     }
 
     /// Refuses a request for a name whose record is invalid.
@@ -651,8 +641,7 @@ impl EtcdDirectory {
         }
         match home.and_then(|pair| HomeRecord::parse(&pair.value)) {
             Some(HomeRecord::Ended { cause, at_ns, by: Some(_) }) => {
-                let now_ns = self.epoch_ns.saturating_add(self.now_ns);
-                return Some(Loss { cause, age_ns: now_ns.saturating_sub(at_ns) });
+                return Some(Loss { cause, age_ns: self.time_of_day_ns().saturating_sub(at_ns) });
             }
             // A record edited by hand proves nothing.
             Some(HomeRecord::Ended { by: None, .. } | HomeRecord::Alive | HomeRecord::Awaited) | None => {}
