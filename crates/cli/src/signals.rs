@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
@@ -49,15 +49,15 @@ impl Requests {
     }
 }
 
-/// Flag that is set when a signal requests the end of this process. A second request ends the process at once.
+/// Number of the signal that requested the end of this process; 0 if none has. A second request ends the process at once.
 #[derive(Clone, Default, Debug)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt(Arc<AtomicUsize>);
 
 impl Interrupt {
     pub fn listen() -> io::Result<Interrupt> {
-        let requested = Arc::new(AtomicBool::new(false));
+        let requested = Arc::new(AtomicUsize::new(0));
         for signal in TERMINATION_SIGNALS {
-            signal_hook::flag::register(signal, requested.clone())?;
+            signal_hook::flag::register_usize(signal, requested.clone(), signal as usize)?;
         }
         let signals = Signals::new(TERMINATION_SIGNALS)?;
         let listen = move || Requests::default().exit_at_second(signals);
@@ -65,9 +65,13 @@ impl Interrupt {
         Ok(Interrupt(requested))
     }
 
-    pub fn is_requested(&self) -> bool {
-        // Relaxed: the flag orders no other memory.
-        self.0.load(Ordering::Relaxed)
+    /// Fails if a signal has arrived. `outcome` describes the state that the command leaves.
+    pub fn check(&self, outcome: impl FnOnce() -> String) -> Result<(), Interrupted> {
+        // Relaxed: the number orders no other memory.
+        match self.0.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            signal => Err(Interrupted { signal: signal as i32, outcome: outcome() }),
+        }
     }
 }
 

@@ -111,9 +111,7 @@ impl Source {
     /// Waits for input in short intervals, since a pipe may stay empty for hours.
     fn wait_readable(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
         loop {
-            if interrupt.is_requested() {
-                bail!("interrupted");
-            }
+            interrupt.check(|| "nothing is stored".to_owned())?;
             match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&POLL_INTERVAL)) {
                 Ok(0) | Err(Errno::INTR) => {}
                 // Files that cannot be polled can be read at once.

@@ -116,8 +116,10 @@ fn copy(
     let mut buffer = vec![0; PIECE_BYTES];
     let mut offset = 0;
     while offset < len {
-        if interrupt.is_some_and(Interrupt::is_requested) {
-            bail!("interrupted after {offset} of {len} bytes of {name:?}");
+        if let Some(interrupt) = interrupt {
+            interrupt.check(|| {
+                format!("the file is not written; {offset} of {len} bytes of {name:?} were read")
+            })?;
         }
         let piece_len = (len - offset).min(buffer.len() as u64) as usize;
         let piece = &mut buffer[..piece_len];

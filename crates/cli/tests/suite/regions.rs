@@ -166,7 +166,7 @@ fn removed_region_does_not_exist() {
 fn interrupted_put_leaves_nothing() {
     let scratch = Scratch::new("ended-put");
     let _up = scratch.up(2);
-    for (signal, status) in [(Signal::KILL, None), (Signal::INT, Some(1))] {
+    for (signal, status) in [(Signal::KILL, None), (Signal::INT, Some(130))] {
         let mut put = scratch.command("put half -").stdin(Stdio::piped()).spawn().unwrap();
         put.stdin.as_mut().unwrap().write_all(&bytes(20 * MIB)).unwrap();
         assert!(used(&scratch) > 0, "half of the region has been allocated");
