@@ -236,8 +236,8 @@ impl DataPath {
             let target = &mut into[..len as usize];
             window.read(start, target).expect("the view keeps inside its windows");
         })?;
-        counts::note(&pin, Count::DirectReads, 1);
-        counts::note(&pin, Count::DirectReadBytes, read as u64);
+        counts::add(&pin, Count::DirectReads, 1);
+        counts::add(&pin, Count::DirectReadBytes, read as u64);
         Ok(read)
     }
 
@@ -257,8 +257,8 @@ impl DataPath {
         let written = mapping.view.step(offset, from.len() as u64, |window, start, len| {
             window.write(start, &from[..len as usize]).expect("the view keeps inside its windows");
         })?;
-        counts::note(&pin, Count::DirectWrites, 1);
-        counts::note(&pin, Count::DirectWriteBytes, written as u64);
+        counts::add(&pin, Count::DirectWrites, 1);
+        counts::add(&pin, Count::DirectWriteBytes, written as u64);
         Ok(written)
     }
 
@@ -278,8 +278,8 @@ impl DataPath {
             fits = target.copy_from(at, window, start, len).is_ok();
         })?;
         let read = if fits { read } else { 0 };
-        counts::note(&pin, Count::DirectReads, 1);
-        counts::note(&pin, Count::DirectReadBytes, read as u64);
+        counts::add(&pin, Count::DirectReads, 1);
+        counts::add(&pin, Count::DirectReadBytes, read as u64);
         Ok(read)
     }
 
@@ -299,8 +299,8 @@ impl DataPath {
             fits = window.copy_from(start, source, at, len).is_ok();
         })?;
         let written = if fits { written } else { 0 };
-        counts::note(&pin, Count::DirectWrites, 1);
-        counts::note(&pin, Count::DirectWriteBytes, written as u64);
+        counts::add(&pin, Count::DirectWrites, 1);
+        counts::add(&pin, Count::DirectWriteBytes, written as u64);
         Ok(written)
     }
 
@@ -387,7 +387,7 @@ impl DataPath {
         }
         let mut old = 0;
         mapping.view.step(offset, WORD_BYTES, |window, start, _| old = atomic.apply(window, start))?;
-        counts::note(&pin, Count::DirectAtomics, 1);
+        counts::add(&pin, Count::DirectAtomics, 1);
         Ok(old)
     }
 
@@ -506,9 +506,9 @@ impl<'p> Run<'p> {
     /// Counts the accesses and returns their number.
     #[inline]
     fn end(self, count: Count, of_bytes: Option<Count>) -> usize {
-        counts::note(self.pin, count, self.accesses as u64);
+        counts::add(self.pin, count, self.accesses as u64);
         if let Some(of_bytes) = of_bytes {
-            counts::note(self.pin, of_bytes, self.bytes);
+            counts::add(self.pin, of_bytes, self.bytes);
         }
         self.accesses
     }

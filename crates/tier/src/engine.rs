@@ -358,7 +358,7 @@ impl Engine {
             | Request::Arrive { region, .. }
                 if self.home_side().defer_or_redirect(requester, region, &request) => {}
             Request::Lock { region, principal, session, wait, base_ns } => {
-                self.out.note_time(base_ns);
+                self.out.record_time(base_ns);
                 let waiter = Waiter::new(requester, session, principal, base_ns);
                 self.home_side().serve_lock(waiter, region, wait)
             }
@@ -391,7 +391,7 @@ impl Engine {
         let Some(Answered { purpose, sent_ns, question }) = self.out.take_pending(id, from.node) else {
             return;
         };
-        self.membership.note_acknowledged(from, sent_ns, self.out.now_ns());
+        self.membership.record_acknowledged(from, sent_ns, self.out.now_ns());
         if let (Err(ErrorReply::NamesElsewhere), Some(question), true) =
             (&body, question, self.directory.is_outside() || from == self.out.incarnation())
         {
@@ -438,7 +438,7 @@ impl Engine {
             Purpose::Vacate(region) => self.handle_vacated(region, body),
             Purpose::TryNames(node) => {
                 let (directory, mut cx) = self.directory_side();
-                directory.note_tried(&mut cx, node, body)
+                directory.handle_reach_report(&mut cx, node, body)
             }
             Purpose::AskHome(id, home) => self.handle_home_reply(id, home, from, &body),
             Purpose::Inquiry(node) => self.handle_inquired(node, body),
@@ -468,21 +468,21 @@ impl Engine {
     fn handle_notice(&mut self, from: NodeIncarnation, notice: Notice) {
         match notice {
             Notice::Heartbeat { sent_ns, heard_ns, time_ns, bytes_taken } => {
-                self.out.note_time(time_ns);
-                self.membership.note_beat(from, sent_ns, bytes_taken);
-                self.membership.note_acknowledged(from, heard_ns, self.out.now_ns());
+                self.out.record_time(time_ns);
+                self.membership.record_beat(from, sent_ns, bytes_taken);
+                self.membership.record_acknowledged(from, heard_ns, self.out.now_ns());
             }
             // Repeats an earlier welcome, so it changes nothing.
             Notice::Welcome { .. } => {}
-            Notice::Paired { pairing } => self.membership.note_number(from, pairing),
+            Notice::Paired { pairing } => self.membership.record_number(from, pairing),
             Notice::Held { held, done, seat, time_ns } => {
-                self.out.note_time(time_ns);
+                self.out.record_time(time_ns);
                 if let Some(seat) = seat {
-                    self.note_directory(vec![seat]);
+                    self.record_directory(vec![seat]);
                 }
                 self.home_side().handle_held(from, held, done);
                 if done {
-                    self.membership.note_held_reported(from);
+                    self.membership.record_held_reported(from);
                 }
             }
             Notice::Known { living, unreachable, ended } => {
@@ -508,7 +508,7 @@ impl Engine {
             Notice::Seen { members, ended } => self.handle_seen(members, ended),
             Notice::Killing { incarnation } => self.handle_killing(from, incarnation),
             Notice::Draining { is_on } => {
-                self.membership.note_draining(from, is_on);
+                self.membership.record_draining(from, is_on);
                 if !is_on {
                     self.home_side().withdraw_moves(from, &BTreeSet::new());
                 }

@@ -180,10 +180,10 @@ impl Members {
             state: NodeState::Alive,
             loss: None,
         };
-        self.note(Known { member, loss: None });
+        self.record(Known { member, loss: None });
     }
 
-    fn note(&mut self, known: Known) {
+    fn record(&mut self, known: Known) {
         let node = known.member.incarnation.node;
         if node.is_ephemeral() {
             self.ephemeral_max = self.ephemeral_max.max(Some(node));
@@ -207,29 +207,29 @@ impl Members {
             };
             if self.known.get(&member.incarnation.node).is_none_or(is_news) {
                 let loss = member.loss.map(|loss| NodeLoss::from_age(loss, now_ns));
-                self.note(Known { member, loss });
+                self.record(Known { member, loss });
             }
         }
     }
 
     /// Records a node that another node knows but cannot reach. Has no effect if this node already knows a node with
     /// that number.
-    pub fn note_missing(&mut self, member: Member, now_ns: u64) {
+    pub fn record_missing(&mut self, member: Member, now_ns: u64) {
         if !self.known.contains_key(&member.incarnation.node) {
             let loss = member.loss.unwrap_or(Loss { cause: LossCause::Unreachable, age_ns: 0 });
             let loss = Some(NodeLoss::from_age(loss, now_ns));
-            self.note(Known { member: Member { state: NodeState::Unreachable, ..member }, loss });
+            self.record(Known { member: Member { state: NodeState::Unreachable, ..member }, loss });
         }
     }
 
     /// Records a node that the directory reaches and to which this node is about to connect.
-    pub fn note_awaited(&mut self, member: Member) {
+    pub fn record_awaited(&mut self, member: Member) {
         let member = Member { state: NodeState::Alive, loss: None, ..member };
-        self.note(Known { member, loss: None });
+        self.record(Known { member, loss: None });
     }
 
     /// Records that this node could not connect to another node, although the directory reaches that node.
-    pub fn note_unmet(&mut self, incarnation: NodeIncarnation) {
+    pub fn record_unmet(&mut self, incarnation: NodeIncarnation) {
         if let Some(known) = self.known_mut(incarnation).filter(|it| it.member.state == NodeState::Alive) {
             known.member.state = NodeState::Silent;
         }
@@ -241,8 +241,8 @@ impl Members {
     }
 
     /// Records a node that the directory reaches and to which this node connects on first use.
-    pub fn note_unconnected(&mut self, member: Member) {
-        self.note(Known {
+    pub fn record_unconnected(&mut self, member: Member) {
+        self.record(Known {
             member: Member { state: NodeState::Unconnected, loss: None, ..member },
             loss: None,
         });
@@ -292,7 +292,7 @@ impl Members {
     }
 
     /// Records that a peer has reported all chunks that it holds for this node.
-    pub fn note_held_reported(&mut self, incarnation: NodeIncarnation) {
+    pub fn record_held_reported(&mut self, incarnation: NodeIncarnation) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.has_reported_held = true;
         }
@@ -326,7 +326,7 @@ impl Members {
     }
 
     /// Records that this node declared the lost peer `peer` dead because the peer was silent.
-    pub fn note_silent(&mut self, peer: PeerId) {
+    pub fn record_silent(&mut self, peer: PeerId) {
         if let Some(zombie) = self.zombies.get_mut(&peer) {
             zombie.silent = true;
         }
@@ -334,7 +334,7 @@ impl Members {
 
     /// Records that this node is killing the process of the zombie `peer`, and returns a description of the zombie, or
     /// `None` if `peer` is no zombie.
-    pub fn note_killed(&mut self, peer: PeerId) -> Option<Killed> {
+    pub fn record_killed(&mut self, peer: PeerId) -> Option<Killed> {
         let zombie = self.zombies.get_mut(&peer)?;
         zombie.killed = true;
         Some(Killed { incarnation: zombie.incarnation, pid: zombie.pid, silent: zombie.silent })
@@ -342,7 +342,7 @@ impl Members {
 
     /// Records that another node is killing a silent node's process. Returns true if this node did not know of the
     /// kill.
-    pub fn note_killed_elsewhere(&mut self, incarnation: NodeIncarnation) -> bool {
+    pub fn record_killed_elsewhere(&mut self, incarnation: NodeIncarnation) -> bool {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             return !std::mem::replace(&mut peer.is_killed_elsewhere, true);
         }
@@ -367,14 +367,14 @@ impl Members {
 
     /// Records that the engine has informed the driver of a lost peer. Returns true in the first call for the peer, and
     /// false in later calls.
-    pub fn note_down(&mut self, peer: PeerId) -> bool {
+    pub fn record_down(&mut self, peer: PeerId) -> bool {
         let departed = self.departed.get_mut(&peer);
         departed.is_some_and(|departed| std::mem::replace(departed, Departed::Down) == Departed::Unreported)
     }
 
     /// Records that the fabric has cut off a lost peer. Returns true in the first call for the peer, and false in later
     /// calls.
-    pub fn note_cut_off(&mut self, peer: PeerId) -> bool {
+    pub fn record_cut_off(&mut self, peer: PeerId) -> bool {
         self.departed.remove(&peer).is_some()
     }
 
@@ -432,7 +432,7 @@ impl Members {
     }
 
     /// Records that a peer has reported all its names.
-    pub fn note_names_reported(&mut self, incarnation: NodeIncarnation) {
+    pub fn record_names_reported(&mut self, incarnation: NodeIncarnation) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.has_reported_names = true;
         }
@@ -444,14 +444,14 @@ impl Members {
     }
 
     /// Updates the time in ns at which this node last heard from each peer for which `heard` returns a later time.
-    pub fn note_heard(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
+    pub fn update_heard(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         for (id, peer) in &mut self.peers {
             peer.heard_ns = peer.heard_ns.max(heard(*id).unwrap_or(0));
         }
     }
 
     /// Records that a peer has received a message that this node sent at `said_ns`. Ignores times after `now_ns`.
-    pub fn note_acknowledged(&mut self, incarnation: NodeIncarnation, said_ns: u64, now_ns: u64) {
+    pub fn record_acknowledged(&mut self, incarnation: NodeIncarnation, said_ns: u64, now_ns: u64) {
         if let Some(peer) =
             self.peers.values_mut().find(|peer| peer.incarnation == incarnation && said_ns <= now_ns)
         {
@@ -461,7 +461,7 @@ impl Members {
 
     /// Records a heartbeat that a peer sent at `sent_ns` of the peer's clock, while `bytes_taken` of its memory were
     /// not free.
-    pub fn note_beat(&mut self, incarnation: NodeIncarnation, sent_ns: u64, bytes_taken: u64) {
+    pub fn record_beat(&mut self, incarnation: NodeIncarnation, sent_ns: u64, bytes_taken: u64) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.beat_ns = peer.beat_ns.max(sent_ns);
             peer.bytes_taken = Some(bytes_taken);

@@ -234,7 +234,7 @@ impl Moving {
 
     /// Records that a node has unmapped the region during a move: all mappings from its map requests up to `upto` are
     /// gone.
-    pub fn note_unmapped(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
+    pub fn record_unmapped(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
         match self.unmapped.iter_mut().find(|(mapper, _)| *mapper == incarnation) {
             Some((_, last)) => *last = upto.max(*last),
             None => self.unmapped.push((incarnation, upto)),

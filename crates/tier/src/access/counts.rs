@@ -81,15 +81,15 @@ impl DataPath {
     /// Adds `more` to a counter of the calling thread, and returns the thread's new value.
     #[inline]
     pub fn count(&self, count: Count, more: u64) -> u64 {
-        note(&self.pins.pin(), count, more)
+        add(&self.pins.pin(), count, more)
     }
 
     /// Adds 1 to the counter `count`, and `bytes` to the counter `of_bytes`.
     #[inline]
     pub fn count_one(&self, count: Count, of_bytes: Count, bytes: u64) {
         let pin = self.pins.pin();
-        note(&pin, count, 1);
-        note(&pin, of_bytes, bytes);
+        add(&pin, count, 1);
+        add(&pin, of_bytes, bytes);
     }
 
     /// Returns the current sums over all threads of the node.
@@ -100,6 +100,6 @@ impl DataPath {
 
 /// Adds `more` to a counter of the calling thread, which already holds a pin, and returns the thread's new value.
 #[inline]
-pub(super) fn note(pin: &Pin<'_>, count: Count, more: u64) -> u64 {
+pub(super) fn add(pin: &Pin<'_>, count: Count, more: u64) -> u64 {
     pin.count(count as usize, more)
 }

@@ -84,8 +84,8 @@ impl DataPath {
         let done = mapping.view.step(at.offset, len, |window, start, len| {
             window.fill(start, len, byte).expect("the view keeps inside its windows");
         })?;
-        counts::note(&pin, Count::DirectFills, 1);
-        counts::note(&pin, Count::DirectFillBytes, done as u64);
+        counts::add(&pin, Count::DirectFills, 1);
+        counts::add(&pin, Count::DirectFillBytes, done as u64);
         Ok(Step { len: done as u64, backward: false })
     }
 
@@ -109,8 +109,8 @@ impl DataPath {
             return Ok(Step { len, backward: false });
         }
         let step = copy_step((target, to.offset), (source, from.offset), len)?;
-        counts::note(&pin, Count::DirectCopies, 1);
-        counts::note(&pin, Count::DirectCopyBytes, step.len);
+        counts::add(&pin, Count::DirectCopies, 1);
+        counts::add(&pin, Count::DirectCopyBytes, step.len);
         Ok(step)
     }
 }

@@ -163,7 +163,7 @@ impl Outbox {
     }
 
     /// Records the time of day of another node's clock.
-    pub(super) fn note_time(&mut self, time_ns: u64) {
+    pub(super) fn record_time(&mut self, time_ns: u64) {
         self.epoch_ns = self.epoch_ns.max(time_ns.min(TIME_OF_DAY_NS_MAX).saturating_sub(self.now_ns));
     }
 

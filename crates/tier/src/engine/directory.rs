@@ -164,7 +164,12 @@ impl DirectoryPart {
     }
 
     /// Handles a node's report on whether it reaches the store.
-    pub(super) fn note_tried(&mut self, cx: &mut Context<'_>, node: NodeId, body: Result<Reply, ErrorReply>) {
+    pub(super) fn handle_reach_report(
+        &mut self,
+        cx: &mut Context<'_>,
+        node: NodeId,
+        body: Result<Reply, ErrorReply>,
+    ) {
         let Some(moving) = &mut self.moving else { return };
         if !moving.untried.remove(&node) {
             return;
@@ -279,7 +284,7 @@ impl DirectoryPart {
     }
 
     /// Marks a number as taken that its node chose itself or received from an earlier directory.
-    pub(super) fn note_number_of(&mut self, cx: &mut Context<'_>, node: NodeId) {
+    pub(super) fn mark_number_taken(&mut self, cx: &mut Context<'_>, node: NodeId) {
         if self.seat() == cx.incarnation().node && !node.is_ephemeral() && node.0 >= self.next_number {
             self.take_number(cx, node);
         }

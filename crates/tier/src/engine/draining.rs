@@ -108,7 +108,7 @@ impl Draining {
     }
 
     /// Records that another node starts or stops draining, or disconnects.
-    pub(super) fn note(&mut self, incarnation: NodeIncarnation, is_on: bool) {
+    pub(super) fn record(&mut self, incarnation: NodeIncarnation, is_on: bool) {
         match is_on {
             true => self.others.insert(incarnation),
             false => self.others.remove(&incarnation),
@@ -339,7 +339,7 @@ impl Engine {
                 holding.home = home;
                 self.vacate(holding, tried, None);
             }
-            Ok(_) => self.note_refusal(region, ErrorReply::Malformed, false),
+            Ok(_) => self.record_refusal(region, ErrorReply::Malformed, false),
             Err(refusal) if is_target_refusal(&refusal, to) => {
                 tried.insert(to);
                 self.vacate(holding, tried, Some(LeftoverCause::Refused(refusal)));
@@ -349,13 +349,13 @@ impl Engine {
                     refusal,
                     ErrorReply::NotFound | ErrorReply::PermissionDenied { .. } | ErrorReply::Held
                 );
-                self.note_refusal(region, refusal, may_change);
+                self.record_refusal(region, refusal, may_change);
             }
         }
         self.continue_draining();
     }
 
-    fn note_refusal(&mut self, region: RegionId, refusal: ErrorReply, may_change: bool) {
+    fn record_refusal(&mut self, region: RegionId, refusal: ErrorReply, may_change: bool) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         let retries_left = if may_change { RETRIES_MAX } else { 0 };
         let refused = drain

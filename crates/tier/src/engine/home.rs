@@ -596,7 +596,7 @@ impl HomeSide<'_> {
         // For an absent mapper, `request_evidence` continues the command.
         let is_over = absent.is_empty();
         for mapper in absent {
-            self.note_stalled(region);
+            self.record_stalled(region);
             self.request_evidence(region, mapper);
         }
         if is_over {
@@ -724,7 +724,7 @@ impl HomeSide<'_> {
                 // The next home may list the mapper even if this one does not, since the two nodes may have paired
                 // again.
                 found.moving_mut().filter(|moving| moving.adopting).map(|moving| {
-                    moving.note_unmapped(incarnation, upto);
+                    moving.record_unmapped(incarnation, upto);
                     moving.to.node
                 })
             }

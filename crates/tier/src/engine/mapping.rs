@@ -15,7 +15,7 @@ impl Engine {
         let moves_to = change.moves_to();
         match is_accepted.then(|| self.mapper.change(region, change)) {
             Some(Ok(quiesce)) => {
-                self.cx().note_move(requester, moves_to);
+                self.cx().record_move(requester, moves_to);
                 self.acknowledge_later(quiesce, requester)
             }
             Some(Err(BadChange)) | None => self.cx().answer(requester, Err(ErrorReply::Malformed)),

@@ -89,9 +89,9 @@ impl Membership {
     }
 
     /// Records that the first meeting with a member failed.
-    pub(super) fn note_unmet(&mut self, incarnation: NodeIncarnation) {
+    pub(super) fn record_unmet(&mut self, incarnation: NodeIncarnation) {
         if !self.members.is_alive(incarnation) {
-            self.members.note_unmet(incarnation);
+            self.members.record_unmet(incarnation);
         }
     }
 
@@ -111,8 +111,8 @@ impl Membership {
     }
 
     /// Records that another node starts (`is_on`) or stops draining.
-    pub(super) fn note_draining(&mut self, incarnation: NodeIncarnation, is_on: bool) {
-        self.draining.note(incarnation, is_on);
+    pub(super) fn record_draining(&mut self, incarnation: NodeIncarnation, is_on: bool) {
+        self.draining.record(incarnation, is_on);
     }
 
     /// Returns true if a node with this number is or was in the cluster. Always true for the first node.
@@ -139,23 +139,23 @@ impl Membership {
 
     /// Records a heartbeat that the peer sent at `sent_ns` by its own clock, while `bytes_taken` of its memory were not
     /// free.
-    pub(super) fn note_beat(&mut self, from: NodeIncarnation, sent_ns: u64, bytes_taken: u64) {
-        self.members.note_beat(from, sent_ns, bytes_taken);
+    pub(super) fn record_beat(&mut self, from: NodeIncarnation, sent_ns: u64, bytes_taken: u64) {
+        self.members.record_beat(from, sent_ns, bytes_taken);
     }
 
     /// Records that a peer has received a message that this node sent at `said_ns`.
-    pub(super) fn note_acknowledged(&mut self, from: NodeIncarnation, said_ns: u64, now_ns: u64) {
-        self.members.note_acknowledged(from, said_ns, now_ns);
+    pub(super) fn record_acknowledged(&mut self, from: NodeIncarnation, said_ns: u64, now_ns: u64) {
+        self.members.record_acknowledged(from, said_ns, now_ns);
     }
 
     /// Records the number of a pairing as the peer counts it.
-    pub(super) fn note_number(&mut self, from: NodeIncarnation, pairing: u64) {
-        self.pairings.note_number(from, pairing);
+    pub(super) fn record_number(&mut self, from: NodeIncarnation, pairing: u64) {
+        self.pairings.record_number(from, pairing);
     }
 
     /// Records that a peer has reported all the chunks that it holds for this node.
-    pub(super) fn note_held_reported(&mut self, from: NodeIncarnation) {
-        self.members.note_held_reported(from);
+    pub(super) fn record_held_reported(&mut self, from: NodeIncarnation) {
+        self.members.record_held_reported(from);
     }
 
     /// Records the directory's list of present and former members.
@@ -209,7 +209,7 @@ impl Engine {
         done: bool,
     ) {
         if done {
-            self.note_names_reported(from);
+            self.record_names_reported(from);
         }
         self.tell_directory(DirectoryEvent::Names { from, names, done });
     }
@@ -283,7 +283,7 @@ impl Engine {
         self.forget_met(peer);
         self.lose(peer, NodeState::Unreachable, NodeLoss::now(LossCause::Unreachable, now_ns));
         self.report_down(peer);
-        if self.membership.members.note_cut_off(peer) {
+        if self.membership.members.record_cut_off(peer) {
             self.out.push(Effect::PeerCutOff(peer));
         }
         self.mark_cut_off(peer, exited);
@@ -294,7 +294,7 @@ impl Engine {
     /// Handles the start of a kill: the driver is killing the process of a peer in order to cut the peer off.
     pub fn handle_kill(&mut self, now_ns: u64, peer: PeerId) {
         self.out.set_now(now_ns);
-        let Some(killed) = self.membership.members.note_killed(peer) else { return };
+        let Some(killed) = self.membership.members.record_killed(peer) else { return };
         let incarnation = killed.incarnation;
         self.out.report(News::Killing(NodeProcess { incarnation, pid: killed.pid }));
         if killed.silent {
@@ -306,7 +306,7 @@ impl Engine {
     /// it was killed.
     pub(super) fn handle_killing(&mut self, by: NodeIncarnation, incarnation: NodeIncarnation) {
         let by = by.node;
-        let is_reported = self.membership.members.note_killed_elsewhere(incarnation);
+        let is_reported = self.membership.members.record_killed_elsewhere(incarnation);
         if is_reported {
             self.out.report(News::KilledBy { incarnation, by });
         }
@@ -358,7 +358,7 @@ impl Engine {
     }
 
     pub(super) fn report_down(&mut self, peer: PeerId) {
-        if self.membership.members.note_down(peer) {
+        if self.membership.members.record_down(peer) {
             self.out.push(Effect::PeerDown(peer));
         }
     }
@@ -388,7 +388,7 @@ impl Engine {
     /// Records signs of life other than messages, such as acknowledgements of packets. `heard` returns the time in ns
     /// of a peer's last sign of life, or `None`. Call this method before [`Engine::handle_timeout`].
     pub fn handle_signs_of_life(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
-        self.membership.members.note_heard(heard);
+        self.membership.members.update_heard(heard);
     }
 
     /// Extends the wait for the status of nodes that this node is dialling, if one of them has answered the dial.
@@ -438,7 +438,7 @@ impl Engine {
                 let text = news::kill_warning(self.out.incarnation(), silent_ns);
                 self.out.push(Effect::Warn { peer, text });
                 self.declare_dead(peer);
-                self.membership.members.note_silent(peer);
+                self.membership.members.record_silent(peer);
             } else {
                 let beat = Notice::Heartbeat { sent_ns: now_ns, heard_ns: beat_ns, time_ns, bytes_taken };
                 self.cx().notify(node, beat);
@@ -462,7 +462,7 @@ impl Engine {
             let known = self.membership.members.peer_of(mapper.node);
             if let Some((peer, _)) = known.filter(|(_, known)| known.incarnation == mapper) {
                 self.declare_dead(peer);
-                self.membership.members.note_silent(peer);
+                self.membership.members.record_silent(peer);
             }
         }
     }

@@ -224,7 +224,7 @@ impl Context<'_> {
     }
 
     /// Records that a home froze a chunk in order to move it to `to`, and dials `to`.
-    pub(super) fn note_move(&mut self, requester: Requester, to: Option<NodeIncarnation>) {
+    pub(super) fn record_move(&mut self, requester: Requester, to: Option<NodeIncarnation>) {
         if let Some(to) = to.filter(|to| self.reach_out(*to)) {
             self.out().on_demand().moves.insert(requester, to);
         }
@@ -343,7 +343,7 @@ impl Engine {
 
     fn fail_dial(&mut self, incarnation: NodeIncarnation, refusal: ErrorReply) {
         let Some(Dial { waiting, .. }) = self.out.on_demand().dials.remove(&incarnation) else { return };
-        self.membership.note_unmet(incarnation);
+        self.membership.record_unmet(incarnation);
         waiting.into_iter().for_each(|waiting| self.fail_waiter(incarnation, waiting, refusal.clone()));
         self.out.push(Effect::MembersChanged);
     }

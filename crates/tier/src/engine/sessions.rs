@@ -293,9 +293,9 @@ impl SessionSide<'_> {
         self.cx.ask_directory(Request::FindName { name }, Purpose::User(op, step));
     }
 
-    fn note_name(&mut self, name: &str, region: RegionId, home: NodeId) {
+    fn record_name(&mut self, name: &str, region: RegionId, home: NodeId) {
         if self.cx.names_are_outside() {
-            self.commands.known.note(name, region, home);
+            self.commands.known.record(name, region, home);
         }
     }
 
@@ -381,7 +381,7 @@ impl SessionSide<'_> {
                 self.continue_alloc(op, session, request, (others, directory_failures, lost), body)
             }
             (UserStep::Find { name, then }, Ok(Reply::Found { region, home })) => {
-                self.note_name(&name, region, home);
+                self.record_name(&name, region, home);
                 self.start_action(op, then.into_action(None), region, home, 0);
             }
             (
@@ -453,9 +453,9 @@ impl SessionSide<'_> {
             }
             Ok(Reply::Mapped(reply)) => {
                 if let Request::Alloc { name: Some(name), .. } = &request {
-                    self.note_name(name, reply.region, reply.home.node);
+                    self.record_name(name, reply.region, reply.home.node);
                 }
-                self.note_placed(&reply.extents);
+                self.count_placed(&reply.extents);
                 self.insert_mapping(op, session, (Permissions::all(), Vec::new()), &reply)
             }
             // A draining node may refuse before this node hears that it drains.
@@ -533,13 +533,13 @@ impl SessionSide<'_> {
             }
             (RegionAction::Map { session, wanted, unmet, name }, Ok(Reply::Mapped(reply))) => {
                 if let Some(name) = name {
-                    self.note_name(&name, region, reply.home.node);
+                    self.record_name(&name, region, reply.home.node);
                 }
                 self.insert_mapping(op, session, (wanted, unmet), &reply)
             }
             (RegionAction::Stat { name: Some(name) }, body) => match body {
                 Ok(Reply::Info(info)) if info.name.as_deref() == Some(&name) => {
-                    self.note_name(&name, region, info.home);
+                    self.record_name(&name, region, info.home);
                     self.cx.finish(op, Ok(Outcome::Info(info)))
                 }
                 _ => self.look_up_again(op, name, AfterFind::Stat),

@@ -92,7 +92,7 @@ impl HomeSide<'_> {
     }
 
     /// Records that the command on a region waits for evidence, if not recorded already.
-    pub(super) fn note_stalled(&mut self, region: RegionId) {
+    pub(super) fn record_stalled(&mut self, region: RegionId) {
         self.evidence.stalled.entry(region).or_insert(self.cx.now_ns());
     }
 
@@ -101,7 +101,7 @@ impl HomeSide<'_> {
         let is_awaited =
             |found: &Region| found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper));
         for region in self.homes.busy_where(is_awaited) {
-            self.note_stalled(region);
+            self.record_stalled(region);
             self.request_evidence(region, mapper);
         }
     }

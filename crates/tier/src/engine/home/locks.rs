@@ -57,7 +57,7 @@ impl Locks {
         self.recovered.contains(&region)
     }
 
-    pub(super) fn note_recovered(&mut self, region: RegionId) {
+    pub(super) fn record_recovered(&mut self, region: RegionId) {
         self.recovered.insert(region);
     }
 

@@ -413,7 +413,7 @@ impl HomeSide<'_> {
         self.cx.answer(requester, Ok(Reply::Done));
         let mappers: Vec<NodeIncarnation> =
             self.homes.regions[&id].mappers.iter().map(|mapper| mapper.incarnation).collect();
-        mappers.iter().for_each(|mapper| self.note_early(id, *mapper));
+        mappers.iter().for_each(|mapper| self.record_early(id, *mapper));
         // Mappers that ended since the record was written will never acknowledge a change.
         let dead: Vec<NodeIncarnation> =
             mappers.into_iter().filter(|incarnation| self.is_over(*incarnation)).collect();
@@ -433,7 +433,7 @@ impl HomeSide<'_> {
     // after that, unless it reports otherwise.
 
     /// Records that a mapper of an adopted region may already be paired, or was never announced.
-    fn note_early(&mut self, region: RegionId, mapper: NodeIncarnation) {
+    fn record_early(&mut self, region: RegionId, mapper: NodeIncarnation) {
         if self.cx.is_present(mapper) {
             return;
         }
@@ -457,7 +457,7 @@ impl HomeSide<'_> {
     }
 
     /// Records that a mapper was announced: it is paired, or its incarnation has ended.
-    pub(in crate::engine) fn note_announced(&mut self, mapper: NodeIncarnation) {
+    pub(in crate::engine) fn record_announced(&mut self, mapper: NodeIncarnation) {
         self.homes.unannounced.remove(&mapper);
     }
 

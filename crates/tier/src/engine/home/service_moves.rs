@@ -88,7 +88,7 @@ impl HomeSide<'_> {
             return;
         }
         if record.recovered {
-            self.locks.note_recovered(record.region);
+            self.locks.record_recovered(record.region);
         }
         for incarnation in record.mappers.iter().map(|mapper| mapper.incarnation) {
             let has_ended = self.cx.membership().pairings().has_ended(incarnation);

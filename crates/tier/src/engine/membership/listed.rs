@@ -73,7 +73,7 @@ impl Listed {
         })
     }
 
-    fn note(&mut self, node: NodeId, address: String, due_ns: u64) {
+    fn record(&mut self, node: NodeId, address: String, due_ns: u64) {
         self.members.insert(node, Entry { address, dials_left: LISTED_DIALS_MAX, due_ns, has_failed: false });
     }
 }
@@ -114,11 +114,11 @@ impl Engine {
                 for (node, address) in all {
                     let known = self.membership.listed.members.get(&node);
                     if known.is_none_or(|entry| entry.address != address) {
-                        self.note_listed(node, address);
+                        self.record_listed(node, address);
                     }
                 }
             }
-            Listing::Is(node, address) if self.is_other_member(node) => self.note_listed(node, address),
+            Listing::Is(node, address) if self.is_other_member(node) => self.record_listed(node, address),
             Listing::Is(..) => {}
             Listing::Gone(node) => {
                 self.membership.listed.members.remove(&node);
@@ -135,10 +135,10 @@ impl Engine {
 
     /// Records a listed address. If this node has the higher number, it dials at once, otherwise after a lease without
     /// a connection.
-    fn note_listed(&mut self, node: NodeId, address: String) {
+    fn record_listed(&mut self, node: NodeId, address: String) {
         let is_own_turn = node < self.out.incarnation().node;
         let wait_ns = if is_own_turn { 0 } else { self.out.config().lease_ns };
-        self.membership.listed.note(node, address, self.out.now_ns().saturating_add(wait_ns));
+        self.membership.listed.record(node, address, self.out.now_ns().saturating_add(wait_ns));
     }
 
     /// Dials listed members that are not known otherwise. In a large cluster, dials the directory's node only; the
@@ -157,7 +157,7 @@ impl Engine {
     }
 
     /// Records that no node answers at a listed address.
-    pub(in crate::engine) fn note_listed_failure(&mut self, address: &str) {
+    pub(in crate::engine) fn record_listed_failure(&mut self, address: &str) {
         let due_ns = self.out.now_ns().saturating_add(self.out.config().lease_ns);
         let mut nodes = Vec::new();
         for (node, entry) in &mut self.membership.listed.members {

@@ -131,8 +131,8 @@ impl Engine {
 
     fn meet(&mut self, connection: Connection, hello: Hello) {
         let (peer, incarnation) = (connection.peer, hello.incarnation);
-        self.membership.pairings.note_address(incarnation, &hello.address);
-        self.membership.pairings.note_dialled(&hello.address);
+        self.membership.pairings.record_address(incarnation, &hello.address);
+        self.membership.pairings.record_dialled(&hello.address);
         if self.membership.members.is_alive(incarnation) {
             // The choosing node lets the peer drop surplus connections. A peer that dials again does not know yet that
             // its pairing has ended.
@@ -286,10 +286,10 @@ impl Engine {
         let Candidate { connection: Connection { dialled, send_bytes_max, .. }, hello, .. } = waiting;
         let incarnation = hello.incarnation;
         self.membership.members.insert(peer, &hello, send_bytes_max, self.out.now_ns());
-        self.membership.pairings.note_up(incarnation, pairing, &hello.address);
+        self.membership.pairings.record_up(incarnation, pairing, &hello.address);
         self.out.push(Effect::PeerUp { peer, incarnation });
         let (directory, mut cx) = self.directory_side();
-        directory.note_number_of(&mut cx, incarnation.node);
+        directory.mark_number_taken(&mut cx, incarnation.node);
         if !self.chooses_for(incarnation.node) {
             self.cx().notify(incarnation.node, Notice::Paired { pairing });
         }

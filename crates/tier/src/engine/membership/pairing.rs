@@ -76,7 +76,7 @@ struct Pairing {
 }
 
 impl Pairing {
-    fn note_address(&mut self, address: &str) {
+    fn record_address(&mut self, address: &str) {
         if self.address != address {
             (self.dials, self.dial_due_ns) = (0, 0);
             self.address = address.to_owned();
@@ -85,7 +85,7 @@ impl Pairing {
 
     /// Records a dial. After two attempts, the next one waits two or three quarters of a lease, at random. So two nodes
     /// that have lost each other do not collide forever. Two leases suffice to reconnect.
-    fn note_dial(&mut self, now_ns: u64, lease_ns: u64, chance: u64, is_peer_turn: bool) {
+    fn record_dial(&mut self, now_ns: u64, lease_ns: u64, chance: u64, is_peer_turn: bool) {
         let quarters = match self.dials {
             // The peer dials more often, if it is alive.
             _ if is_peer_turn => 4 + chance % 4,
@@ -126,9 +126,9 @@ impl Pairings {
         !is_known && self.rivals(incarnation).is_empty()
     }
 
-    pub(in crate::engine) fn note_address(&mut self, incarnation: NodeIncarnation, address: &str) {
+    pub(in crate::engine) fn record_address(&mut self, incarnation: NodeIncarnation, address: &str) {
         if let Some(pairing) = self.by_incarnation.get_mut(&incarnation) {
-            pairing.note_address(address);
+            pairing.record_address(address);
         }
     }
 
@@ -138,12 +138,12 @@ impl Pairings {
     }
 
     /// Records that a dial of the address has succeeded or failed.
-    pub(in crate::engine) fn note_dialled(&mut self, address: &str) {
+    pub(in crate::engine) fn record_dialled(&mut self, address: &str) {
         let at = self.by_incarnation.values_mut().filter(|pairing| pairing.address == address);
         at.for_each(|pairing| pairing.is_dialled = false);
     }
 
-    pub(in crate::engine) fn note_up(&mut self, incarnation: NodeIncarnation, number: u64, address: &str) {
+    pub(in crate::engine) fn record_up(&mut self, incarnation: NodeIncarnation, number: u64, address: &str) {
         let pairing = self.by_incarnation.entry(incarnation).or_default();
         (pairing.number, pairing.is_up, pairing.is_dialled) = (number, true, false);
         (pairing.lost, pairing.missed_ns) = (None, None);
@@ -163,13 +163,13 @@ impl Pairings {
     }
 
     /// Records the pairing's number as the peer counts it.
-    pub(in crate::engine) fn note_number(&mut self, incarnation: NodeIncarnation, number: u64) {
+    pub(in crate::engine) fn record_number(&mut self, incarnation: NodeIncarnation, number: u64) {
         if let Some(pairing) = self.by_incarnation.get_mut(&incarnation) {
             pairing.number = pairing.number.max(number);
         }
     }
 
-    fn note_down(
+    fn record_down(
         &mut self,
         incarnation: NodeIncarnation,
         loss: NodeLoss,
@@ -181,7 +181,7 @@ impl Pairings {
     }
 
     /// Records that according to the directory, a connected incarnation has ended.
-    fn note_reported_ended(&mut self, incarnation: NodeIncarnation) {
+    fn record_reported_ended(&mut self, incarnation: NodeIncarnation) {
         if let Some(pairing) = self.by_incarnation.get_mut(&incarnation) {
             pairing.is_reported_ended = true;
         }
@@ -193,7 +193,7 @@ impl Pairings {
     }
 
     /// Records the end of a grace period. Returns true if the end of a pairing waited for it.
-    pub(in crate::engine) fn note_quiescent(&mut self, token: Token) -> bool {
+    pub(in crate::engine) fn record_quiescent(&mut self, token: Token) -> bool {
         let over = self.by_incarnation.values_mut().map(|pairing| pairing.grace_periods.remove(&token));
         over.fold(false, |any, is_over| any | is_over)
     }
@@ -240,7 +240,7 @@ impl Pairings {
 
     /// Records an incarnation that may exist, and its address. Returns `None` if it has ended, or if another holds its
     /// number, since only the directory decides on the next holder.
-    fn note_known(
+    fn record_known(
         &mut self,
         incarnation: NodeIncarnation,
         address: String,
@@ -317,7 +317,7 @@ impl Engine {
         // The peer has dropped its mappings of regions homed here, and of memory here.
         self.owner_side().untaint_sweeps(incarnation);
         self.home_side().forget_evidence(incarnation);
-        self.home_side().note_announced(incarnation);
+        self.home_side().record_announced(incarnation);
         self.home_side().drop_mapper(incarnation);
         self.home_side().inform_early_mapper(incarnation);
         self.home_side().relay_again(incarnation);
@@ -429,7 +429,7 @@ impl Engine {
             let loss = members
                 .iter()
                 .find_map(|(member, _)| member.loss.filter(|_| member.incarnation == incarnation));
-            self.note_ended_as(incarnation, loss);
+            self.record_ended_as(incarnation, loss);
         }
         for (member, address) in members.into_iter().take(REPORTED_MAX) {
             let incarnation = member.incarnation;
@@ -438,13 +438,13 @@ impl Engine {
             {
                 continue;
             }
-            let Some(pairing) = self.membership.pairings.note_known(incarnation, address, false) else {
+            let Some(pairing) = self.membership.pairings.record_known(incarnation, address, false) else {
                 continue;
             };
             pairing.is_doubtful = member.state != NodeState::Alive;
             // A node that lost contact with the reporter may still connect to this node.
             pairing.names_due_ns = Some(self.out.now_ns() + self.out.config().lease_ns);
-            self.membership.members.note_missing(member, self.out.now_ns());
+            self.membership.members.record_missing(member, self.out.now_ns());
             self.tell_directory(DirectoryEvent::Expected(incarnation));
         }
         self.dial_unreachable();
@@ -475,22 +475,22 @@ impl Engine {
     }
 
     /// Records that a node has reported all names of its regions.
-    pub(in crate::engine) fn note_names_reported(&mut self, incarnation: NodeIncarnation) {
+    pub(in crate::engine) fn record_names_reported(&mut self, incarnation: NodeIncarnation) {
         if let Some(pairing) = self.membership.pairings.by_incarnation.get_mut(&incarnation) {
             pairing.names_due_ns = None;
         }
-        self.membership.members.note_names_reported(incarnation);
+        self.membership.members.record_names_reported(incarnation);
     }
 
     /// Records incarnations as ended. Only marks a connected incarnation, since a report alone does not end it.
-    fn note_ended(&mut self, ended: impl IntoIterator<Item = NodeIncarnation>) {
-        ended.into_iter().for_each(|incarnation| self.note_ended_as(incarnation, None));
+    fn record_ended(&mut self, ended: impl IntoIterator<Item = NodeIncarnation>) {
+        ended.into_iter().for_each(|incarnation| self.record_ended_as(incarnation, None));
     }
 
-    fn note_ended_as(&mut self, incarnation: NodeIncarnation, loss: Option<Loss>) {
+    fn record_ended_as(&mut self, incarnation: NodeIncarnation, loss: Option<Loss>) {
         let now_ns = self.out.now_ns();
         if self.membership.members.is_alive(incarnation) {
-            self.membership.pairings.note_reported_ended(incarnation);
+            self.membership.pairings.record_reported_ended(incarnation);
         } else if incarnation != self.out.incarnation() {
             let unseen = NodeLoss::now(LossCause::Unreachable, now_ns);
             self.end_incarnation(incarnation, loss.map_or(unseen, |loss| NodeLoss::from_age(loss, now_ns)));
@@ -498,8 +498,8 @@ impl Engine {
     }
 
     /// Records incarnations that were forgotten at the request of another member.
-    fn note_forgotten(&mut self, ended: Vec<NodeIncarnation>) {
-        self.note_ended(ended.clone());
+    fn record_forgotten(&mut self, ended: Vec<NodeIncarnation>) {
+        self.record_ended(ended.clone());
         for incarnation in
             ended.into_iter().filter(|incarnation| incarnation.node != self.out.incarnation().node)
         {
@@ -534,10 +534,10 @@ impl Engine {
         if from.node != self.directory.seat() {
             // If the directory's node is unreachable and names are outside, a member may tell others to forget a node.
             if self.directory.is_outside() && !self.is_connected_to(self.directory.seat()) {
-                self.note_forgotten(ended);
+                self.record_forgotten(ended);
             }
             let living = living.into_iter().map(|(member, address)| (member.incarnation, address));
-            return self.note_directory(living.collect());
+            return self.record_directory(living.collect());
         }
         // A restarted directory may know an unreachable incarnation from a node that missed its end. Such a report
         // does not prove that another incarnation with the same number has ended.
@@ -550,7 +550,7 @@ impl Engine {
         let over: BTreeSet<NodeIncarnation> = replaced.chain(ended).collect();
         // The new holders of numbers are recorded before the former ones end. Each end lets waiting connections pair,
         // and one of these may be from an incarnation that the directory never met and that held the number in between.
-        over.iter().for_each(|incarnation| self.membership.pairings.note_reported_ended(*incarnation));
+        over.iter().for_each(|incarnation| self.membership.pairings.record_reported_ended(*incarnation));
         let doubtful = unreachable.into_iter().map(|known| (known, true));
         let mut new = Vec::new();
         for ((member, address), is_doubtful) in living.into_iter().map(|known| (known, false)).chain(doubtful)
@@ -560,7 +560,7 @@ impl Engine {
                 continue;
             }
             let is_new = !self.membership.pairings.may_live(incarnation);
-            if let Some(pairing) = self.membership.pairings.note_known(incarnation, address, true) {
+            if let Some(pairing) = self.membership.pairings.record_known(incarnation, address, true) {
                 let is_back = pairing.is_doubtful && !is_doubtful;
                 pairing.is_doubtful = is_doubtful;
                 new.extend((is_new || is_back).then_some(member));
@@ -570,7 +570,7 @@ impl Engine {
                 self.fail_first_meeting(incarnation);
             }
         }
-        self.note_ended(over);
+        self.record_ended(over);
         match self.is_full_mesh() {
             true => new.into_iter().for_each(|member| self.meet_first(member)),
             false => self.leave_unconnected(new),
@@ -589,7 +589,7 @@ impl Engine {
         let is_first = pairing.number == 0 && !members.is_alive(incarnation) && !is_missed;
         let address = if incarnation.node < own { &pairing.address } else { &self.out.config().address };
         if is_first && !pairing.is_doubtful && !address.is_empty() {
-            members.note_awaited(member);
+            members.record_awaited(member);
             self.await_first_meeting(incarnation);
         }
     }
@@ -603,7 +603,7 @@ impl Engine {
             // This includes members that are being met: a meeting may fail, and then neither node would dial the other.
             if !members.is_alive(incarnation) && pairing.number == 0 {
                 pairing.is_on_demand = true;
-                members.note_unconnected(member);
+                members.record_unconnected(member);
                 // A request may already be waiting for it.
                 if self.out.is_awaited(incarnation.node) && !pairing.address.is_empty() {
                     self.out.push(Effect::Dial { address: pairing.address.clone() });
@@ -618,7 +618,7 @@ impl Engine {
     }
 
     /// Records the directory's incarnation and address, as reported by another node, unless it is connected.
-    pub(in crate::engine) fn note_directory(&mut self, living: Vec<(NodeIncarnation, String)>) {
+    pub(in crate::engine) fn record_directory(&mut self, living: Vec<(NodeIncarnation, String)>) {
         let seat = self.directory.seat();
         for (incarnation, address) in living {
             let is_new = incarnation.node == seat
@@ -630,7 +630,7 @@ impl Engine {
                     .by_incarnation
                     .entry(incarnation)
                     .or_default()
-                    .note_address(&address);
+                    .record_address(&address);
             }
         }
         self.dial_unreachable();
@@ -662,7 +662,7 @@ impl Engine {
             if is_own_turn && is_due && pairing.grace_periods.is_empty() {
                 // Derived from both incarnations, so that it consumes no random numbers.
                 let chance = (own.id.0 ^ incarnation.id.0).rotate_right(pairing.dials);
-                pairing.note_dial(now_ns, lease_ns, chance, is_peer_turn);
+                pairing.record_dial(now_ns, lease_ns, chance, is_peer_turn);
                 self.out.push(Effect::Dial { address: pairing.address.clone() });
             }
         }
@@ -670,9 +670,9 @@ impl Engine {
 
     /// Handles the failure of a dial to `address` that the engine had requested.
     pub fn handle_dial_failed(&mut self, address: &str) {
-        self.membership.pairings.note_dialled(address);
+        self.membership.pairings.record_dialled(address);
         self.fail_dials_to(address);
-        self.note_listed_failure(address);
+        self.record_listed_failure(address);
         self.run_loopback();
     }
 
@@ -750,10 +750,10 @@ impl Engine {
             self.out.push(Effect::Quiesce(quiesce));
         }
         // Includes grace periods of regions that were dropped earlier without the peer's knowledge.
-        self.membership.pairings.note_down(incarnation, loss, self.mapper.grace_periods());
+        self.membership.pairings.record_down(incarnation, loss, self.mapper.grace_periods());
         self.out.end_serving_all_of(incarnation);
         self.owner.forget_requests_of(incarnation);
-        self.membership.draining.note(incarnation, false);
+        self.membership.draining.record(incarnation, false);
         self.home_side().forget_requests_of(incarnation);
         self.owner.abort_commands_of(incarnation);
         self.home_side().forget_waiters_of(incarnation);
@@ -773,7 +773,7 @@ impl Engine {
     /// Handles the end of a grace period. If the grace period was the last one that the end of a pairing waited for,
     /// candidates may be ready to pair.
     pub(in crate::engine) fn handle_pairing_quiescent(&mut self, token: Token) {
-        if self.membership.pairings.note_quiescent(token) {
+        if self.membership.pairings.record_quiescent(token) {
             self.pair_all();
         }
     }
@@ -796,7 +796,7 @@ impl Engine {
         let is_news = !self.membership.pairings.has_ended(incarnation);
         let loss = self.earliest_loss(incarnation, loss);
         let was_known = self.membership.pairings.end(incarnation);
-        self.home_side().note_announced(incarnation);
+        self.home_side().record_announced(incarnation);
         self.drop_waiting_of(incarnation);
         self.fail_on_demand(incarnation);
         if !was_known {

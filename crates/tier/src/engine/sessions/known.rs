@@ -25,7 +25,7 @@ pub(super) struct KnownNames {
 }
 
 impl KnownNames {
-    pub(super) fn note(&mut self, name: &str, region: RegionId, home: NodeId) {
+    pub(super) fn record(&mut self, name: &str, region: RegionId, home: NodeId) {
         self.forget(name);
         self.serials += 1;
         self.by_serial.insert(self.serials, name.into());

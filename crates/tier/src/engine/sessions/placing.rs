@@ -99,7 +99,7 @@ impl SessionSide<'_> {
     }
 
     /// Counts the bytes of a new region on each peer, until the peer's next heartbeat counts them.
-    pub(super) fn note_placed(&mut self, extents: &[Extent]) {
+    pub(super) fn count_placed(&mut self, extents: &[Extent]) {
         for (node, bytes) in extents.iter().map(|extent| (extent.owner.node, extent.len)) {
             let Some((_, peer)) = self.cx.members().peer_of(node) else { continue };
             let placed = self.commands.placed.0.entry(node).or_default();

@@ -64,7 +64,7 @@ impl SessionSide<'_> {
         base_ns: u64,
     ) {
         let Some((region, home, principal)) = self.resolve_service(op, session, slot) else { return };
-        self.cx.out().note_time(base_ns);
+        self.cx.out().record_time(base_ns);
         let base_ns = self.cx.out().time_of_day_ns();
         let request = Request::Lock { region, principal, session, wait, base_ns };
         self.wait_for(op, home, request);
