@@ -129,6 +129,7 @@ impl Attempt {
             now_ns: actor.now_ns(),
             overdue_ns,
             is_fault_free: actor.harness.is_fault_free(),
+            read_ns_max: actor.harness.read_ns_max(),
         };
         actor.harness.calls.borrow_mut().ledger.record_failure(self.id, error, context)
     }

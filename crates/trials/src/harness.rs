@@ -32,6 +32,8 @@ pub(crate) const CHUNK_BYTES: u64 = 4096;
 /// Number of leases after the end of a fault during which the fault may have consequences: one until a node is declared
 /// dead, another until that node notices, and two more for the reactions of both sides.
 const CONSEQUENCE_LEASES: u64 = 4;
+/// Maximum length in bytes of the answer to one READ of a queue pair: 64 packets.
+const READ_BYTES_MAX: u64 = 64 * 4_096;
 /// The principals of sessions, in turn.
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
 
@@ -195,6 +197,13 @@ impl Harness {
     /// Returns the time until nodes learn of the end of a process.
     pub(crate) fn death_notice_ns(&self) -> u64 {
         self.profiles.iter().map(|profile| profile.notice_ns).max().unwrap_or(0)
+    }
+
+    /// Returns the time in ns that the answer to one READ takes on the slowest link. All other packets of the link may wait
+    /// for it.
+    pub(crate) fn read_ns_max(&self) -> u64 {
+        let rates = self.profiles.iter().map(|profile| profile.bandwidth_bytes_per_us);
+        READ_BYTES_MAX * 1_000 / rates.min().unwrap_or(u64::MAX)
     }
 
     /// Returns true if there was no fault so far. Noise on a link counts as a fault, because it may end a connection

@@ -77,10 +77,12 @@ pub(super) struct FailureContext {
     pub(super) overdue_ns: i64,
     /// True if there was no fault so far.
     pub(super) is_fault_free: bool,
+    /// Time in ns for which a READ may occupy the link.
+    pub(super) read_ns_max: u64,
 }
 
-/// Maximum time until an answer that fits into a slot arrives, without faults.
-const SHORT_ANSWER_NS_MAX: u64 = 60_000;
+/// Maximum time until an answer that fits into a slot arrives, without faults and without READs in front of it.
+const SHORT_ANSWER_NS_MAX: u64 = 40_000;
 /// Maximum length of an answer that [`SHORT_ANSWER_NS_MAX`] applies to, in bytes.
 const SHORT_ANSWER_BYTES_MAX: u32 = 4000;
 /// Maximum length of inputs that travel in rings of any size.
@@ -90,7 +92,8 @@ impl CallState {
     /// Returns true if the call was answered long enough before its deadline.
     fn has_lost_answer(&self, context: FailureContext) -> bool {
         let due_ns = context.now_ns.saturating_add_signed(-context.overdue_ns);
-        let in_time = self.replied_ns.is_some_and(|at| at + SHORT_ANSWER_NS_MAX < due_ns);
+        let answer_ns_max = SHORT_ANSWER_NS_MAX + context.read_ns_max;
+        let in_time = self.replied_ns.is_some_and(|at| at + answer_ns_max < due_ns);
         in_time && self.request.output_bytes <= SHORT_ANSWER_BYTES_MAX
     }
 }
