@@ -101,6 +101,9 @@ pub(super) struct Connection {
     counts: [u64; 2],
     /// True if the connection ends once its output is sent.
     is_refused: bool,
+    /// True once the client has closed its socket. The connection ends when the requests before that are started: a
+    /// process may release a lock and exit.
+    has_closed: bool,
     interest: epoll::EventFlags,
 }
 
@@ -147,6 +150,7 @@ impl Connection {
             wants_turn: false,
             counts: [0; 2],
             is_refused: false,
+            has_closed: false,
             interest: epoll::EventFlags::IN,
         }
     }
@@ -230,9 +234,15 @@ impl Connection {
             let skipped = count.min(self.skipped);
             self.skipped -= skipped;
             self.input.extend_from_slice(&slice[skipped..count]);
+            self.has_closed = count == 0;
             self.wants_turn = true;
         }
         Ok(())
+    }
+
+    /// Returns true if the client has closed its socket, and all bytes that it sent have been received.
+    pub(super) fn has_closed(&self) -> bool {
+        self.has_closed
     }
 
     /// Returns true if the client has sent its hello, and no session is open yet. Answers a hello of another version.
@@ -320,7 +330,11 @@ impl Connection {
             let request = self.woken.pop_front().expect("the loop counts them");
             self.poll(request)?;
         }
-        self.advance(until)
+        self.advance(until)?;
+        match self.has_closed && (!self.wants_turn || self.is_copying()) {
+            true => Err(Over),
+            false => Ok(()),
+        }
     }
 
     fn advance(&mut self, until: Instant) -> Result<(), Over> {
@@ -341,7 +355,8 @@ impl Connection {
         }
         // The client wrote the lines in front of each message before it sent the message. Without a message, the thread
         // polls the lines, where users take shorter turns.
-        let mut is_drained = self.is_awake() && at == input.len() || self.drain_ring(until)?;
+        let polls_lines = self.is_awake() && !self.has_closed;
+        let mut is_drained = polls_lines && at == input.len() || self.drain_ring(until)?;
         while is_drained
             && self.has_room()
             && !self.is_copying()
@@ -523,6 +538,12 @@ impl Connection {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
+                // The client has gone, but its last requests may not have been received yet.
+                Err(Errno::PIPE | Errno::CONNRESET) => {
+                    self.output.clear();
+                    (self.unsent, self.sent) = (0, 0);
+                    break;
+                }
                 Err(_) => return Err(Over),
             }
             if self.sent == first.bytes.len() {
@@ -543,7 +564,7 @@ impl Connection {
     pub(super) fn set_interest(&mut self, epoll: &OwnedFd, client: u64) -> Result<(), Over> {
         let mut interest = epoll::EventFlags::empty();
         let is_behind = self.wants_turn && self.input.len() >= wire::SLICE_BYTES;
-        interest.set(epoll::EventFlags::IN, self.has_room() && !is_behind);
+        interest.set(epoll::EventFlags::IN, self.has_room() && !is_behind && !self.has_closed);
         interest.set(epoll::EventFlags::OUT, !self.output.is_empty());
         if interest == self.interest {
             return Ok(());

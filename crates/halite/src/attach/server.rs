@@ -251,7 +251,8 @@ impl Server {
             uid.into_iter().for_each(|uid| self.charge(uid, begin));
             return;
         };
-        if self.turns.is_over(uid) {
+        // A closed socket causes an event in each round, which must not use up the time for its last requests.
+        if self.turns.is_over(uid) || self.clients.get(&client).is_some_and(Connection::has_closed) {
             return;
         }
         let mut slice = std::mem::take(&mut self.slice);

@@ -90,8 +90,8 @@ impl Socket {
         let _ = self.stream.as_ref().map(|stream| stream.shutdown(Shutdown::Both));
     }
 
-    /// Receives bytes into `slice`, and returns their number; `None` if there are none now. Fails if the connection has
-    /// ended, or if descriptors come with the next bytes.
+    /// Receives bytes into `slice`, and returns their number; 0 if the client has closed its socket, `None` if there are none
+    /// now. Fails if descriptors come with the next bytes.
     pub(super) fn receive(&self, slice: &mut [u8]) -> Result<Option<usize>, Over> {
         let seen = match recvmsg(
             self.as_fd(),
@@ -99,10 +99,15 @@ impl Socket {
             &mut RecvAncillaryBuffer::default(),
             RecvFlags::PEEK,
         ) {
-            Ok(seen) if seen.bytes > 0 && !seen.flags.contains(ReturnFlags::CTRUNC) => seen.bytes,
+            Ok(seen) if !seen.flags.contains(ReturnFlags::CTRUNC) => seen.bytes,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            // The client has not received all replies.
+            Err(Errno::CONNRESET) => 0,
             _ => return Err(Over),
         };
+        if seen == 0 {
+            return Ok(Some(0));
+        }
         // The bytes stay in the socket until this thread, the only one that receives, takes them.
         match rustix::net::recv(self.as_fd(), &mut slice[..seen], RecvFlags::empty()) {
             Ok((count, _)) => Ok(Some(count)),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -38,6 +39,32 @@ pub fn a_dropped_guard_releases_the_lock(h: &dyn Harness) {
         drop(sessions[turn % 2].lock("door").unwrap());
         drop(sessions[1 - turn % 2].lock_within("door", LONG).unwrap());
     }
+}
+
+/// Expects that a session which releases a lock and ends at once leaves nothing to recover, also if other sessions of its
+/// user are busy.
+pub fn a_lock_released_before_the_end_is_not_recovered(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let is_over = AtomicBool::new(false);
+    scope(|scope| {
+        for _ in 0..2 {
+            let busy = cluster.session(0);
+            let is_over = &is_over;
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    busy.list().unwrap();
+                }
+            });
+        }
+        for round in 0..50 {
+            let session = cluster.session(0);
+            drop(session.lock("vault").unwrap());
+            drop(session);
+            let is_recovered = cluster.session(0).lock("vault").unwrap().recovered();
+            is_over.store(is_recovered || round == 49, Ordering::Relaxed);
+            assert!(!is_recovered, "round {round}");
+        }
+    });
 }
 
 /// Expects that a session cannot take a lock that it holds, because the session would wait for itself.

@@ -199,6 +199,7 @@ macro_rules! conformance_cases {
             locks {
                 a_lock_is_held_by_one_session
                 a_dropped_guard_releases_the_lock
+                a_lock_released_before_the_end_is_not_recovered
                 a_session_takes_a_lock_once
                 only_a_held_lock_can_be_released
                 a_wait_for_a_held_lock_times_out
